@@ -1,0 +1,24 @@
+"""Coders: the frozen internal path of PNNH, their pretext tasks, closed forms, fitting and cache."""
+
+from unskip.coders.bank import PRETEXTS, CoderBank, act_name, make_coder
+from unskip.coders.cache import cache_dir
+from unskip.coders.closed import averaging
+from unskip.coders.coder import Coder, CoderRef, CoderSpec, TransitionCoder
+from unskip.coders.fit import PRETEXT_TASKS, Fit, fit, floor
+
+__all__ = [
+    "PRETEXTS",
+    "PRETEXT_TASKS",
+    "Coder",
+    "CoderBank",
+    "CoderRef",
+    "CoderSpec",
+    "Fit",
+    "TransitionCoder",
+    "act_name",
+    "averaging",
+    "cache_dir",
+    "fit",
+    "floor",
+    "make_coder",
+]

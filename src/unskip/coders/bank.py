@@ -1,0 +1,105 @@
+"""The bank: the coders of one network, one per CoderSpec, made when first asked for (Algorithm 1, "copy to all blocks")."""
+
+import copy
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from torch import Tensor, nn
+
+from unskip.coders import cache
+from unskip.coders.closed import FORMS, averaging, closed_form, he_normal
+from unskip.coders.coder import Coder, CoderRef, CoderSpec, TransitionCoder
+from unskip.coders.fit import PRETEXT_TASKS, ROUNDS, Fit, fit, floor
+
+PRETEXTS = (*PRETEXT_TASKS, *FORMS, "random")
+
+
+class CoderBank:
+    """Hands out each coder once as itself, for the block that registers it, and from then on as a CoderRef."""
+
+    def __init__(self) -> None:
+        self._coders: dict[CoderSpec, Coder] = {}
+
+    def take(self, spec: CoderSpec, act: nn.Module, **factory: Any) -> Coder | CoderRef:
+        """The coder of this spec; `factory` gives the device and dtype to make it in."""
+        if spec in self._coders:
+            return CoderRef(self._coders[spec])
+        coder = self._coders[spec] = make_coder(spec, act, **factory)
+        return coder
+
+    def take_transition(
+        self, target: CoderSpec, act: nn.Module, *, in_channels: int, limit: int, stride: int, **factory: Any
+    ) -> tuple[TransitionCoder, int]:
+        """The internal path of a transition into the width of `target`, and its C_B, which is at most `limit`."""
+        signs = 2 if target.paired else 1
+        target_groups = target.code // signs
+        groups = min(in_channels, target_groups, limit // signs)
+        mix = spread = None
+        if groups < in_channels or target.paired:
+            mix = averaging(groups, in_channels)
+            mix = torch.cat([mix, -mix]) if target.paired else mix
+        if groups < target_groups:
+            spread = torch.block_diag(*[averaging(groups, target_groups).T] * signs)
+        coder = TransitionCoder(
+            self.take(target, act, **factory),
+            plain_copy(act),
+            stride=stride,
+            depth=target.depth,
+            mix=None if mix is None else mix.to(**factory),
+            spread=None if spread is None else spread.to(**factory),
+        )
+        return coder, groups * signs
+
+
+def make_coder(spec: CoderSpec, act: nn.Module, **factory: Any) -> Coder:
+    """A coder with its weights: in closed form, from the cache, or fitted now."""
+    act = plain_copy(act)
+    if torch.device(factory.get("device") or torch.get_default_device()).type == "meta":
+        enc, dec = (torch.empty(shape, **factory) for shape in (spec.enc_shape, spec.dec_shape))
+    else:
+        enc, dec = (weight.to(**factory) for weight in coder_weights(spec, act))
+    return Coder(enc, dec, act, spec.depth)
+
+
+def coder_weights(spec: CoderSpec, act: nn.Module) -> tuple[Tensor, Tensor]:
+    if spec.pretext in FORMS:
+        return closed_form(spec)
+    if spec.pretext == "random":
+        return he_normal(spec)
+    if spec.pretext in PRETEXT_TASKS:
+        fitted = cached_fit(spec, act)
+        return fitted.enc, fitted.dec
+    raise ValueError(f"CoderSpec: pretext={spec.pretext!r} is not known. Known: {', '.join(PRETEXTS)}.")
+
+
+def cached_fit(spec: CoderSpec, act: nn.Module) -> Fit:
+    """The fit from the cache, or made now under a progress bar and put there."""
+    fitted = cache.load(spec)
+    if fitted is None:
+        console = Console(stderr=True)
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+            name = f"coder {spec.channels} → {spec.code}, {spec.pretext}"
+            task = bar.add_task(name, total=ROUNDS)
+
+            def on_round(done: int, mse: float) -> None:
+                bar.update(task, completed=done, description=f"{name}: error {mse:.4f} (floor {floor(spec):.4f})")
+
+            fitted = fit(spec, act, on_round)
+        cache.store(spec, fitted)
+    return fitted
+
+
+def plain_copy(act: nn.Module) -> nn.Module:
+    """A copy of an activation that leaves its input alone."""
+    act = copy.deepcopy(act)
+    if hasattr(act, "inplace"):
+        act.inplace = False
+    return act
+
+
+def act_name(act: nn.Module) -> str:
+    """An activation as PyTorch prints it, with its arguments."""
+    return repr(plain_copy(act))

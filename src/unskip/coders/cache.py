@@ -1,0 +1,101 @@
+"""Fitted coders on disk, each under a key that holds everything it depends on."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from unskip.coders import fit as fitting
+from unskip.coders.coder import CoderSpec
+from unskip.coders.fit import Fit
+
+
+def cache_dir() -> Path:
+    """`unskip/coders` in PyTorch's own cache folder (TORCH_HOME, XDG_CACHE_HOME, or ~/.cache/torch)."""
+    return Path(torch.hub.get_dir()) / "unskip" / "coders"
+
+
+def key(spec: CoderSpec) -> str:
+    """All that a fitted coder depends on, as text."""
+    settings = {
+        "version": fitting.VERSION,
+        "positions": fitting.POSITIONS,
+        "side": fitting.SIDE,
+        "steps": fitting.STEPS,
+        "rounds": fitting.ROUNDS,
+        "step_size": fitting.STEP_SIZE,
+        "enough": fitting.ENOUGH,
+    }
+    return json.dumps({"spec": dataclasses.asdict(spec), "fit": settings}, sort_keys=True)
+
+
+def path_of(spec: CoderSpec) -> Path:
+    digest = hashlib.sha256(key(spec).encode()).hexdigest()[:16]
+    return cache_dir() / f"{spec.pretext}-{spec.channels}-{spec.code}-{digest}.safetensors"
+
+
+def load(spec: CoderSpec) -> Fit | None:
+    """The cached fit, or None. An entry that is damaged or not this coder's is said, and counts as missing."""
+    path = path_of(spec)
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            about = file.metadata() or {}
+            enc, dec = file.get_tensor("enc"), file.get_tensor("dec")
+        if about.get("key") != key(spec):
+            raise ValueError("it was written for another coder")
+        if (tuple(enc.shape), tuple(dec.shape)) != (spec.enc_shape, spec.dec_shape):
+            raise ValueError(f"its weights have the shapes {tuple(enc.shape)} and {tuple(dec.shape)}")
+        if about.get("checksum") != _checksum(enc, dec):
+            raise ValueError("its weights don't have the checksum they were written with")
+        return Fit(enc, dec, float(about["mse"]), float(about["start_mse"]), int(about["rounds"]))
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        warnings.warn(
+            f"The cached coder {path} can't be used ({error}); it is fitted again and replaced.", stacklevel=2
+        )
+        return None
+
+
+def store(spec: CoderSpec, fitted: Fit) -> None:
+    """Writes the entry whole or not at all. A cache that can't be written costs time, not the network."""
+    path = path_of(spec)
+    about = {
+        "key": key(spec),
+        "checksum": _checksum(fitted.enc, fitted.dec),
+        "mse": repr(fitted.mse),
+        "start_mse": repr(fitted.start_mse),
+        "rounds": str(fitted.rounds),
+    }
+    data = save({"enc": fitted.enc.contiguous(), "dec": fitted.dec.contiguous()}, metadata=about)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+            try:
+                file.write(data)
+                file.close()
+                os.replace(file.name, path)
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        warnings.warn(
+            f"The fitted coder could not be cached at {path} ({error}); it will be fitted again next time. "
+            "Set TORCH_HOME to a folder that can be written to.",
+            stacklevel=2,
+        )
+
+
+def _checksum(enc: Tensor, dec: Tensor) -> str:
+    digest = hashlib.sha256()
+    for weight in (enc, dec):
+        digest.update(weight.contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,151 @@
+"""Fitting a coder on its pretext task (papers/pnnh.md, Eq. 4 and 10, Algorithm 1 lines 1-6, Appendix C).
+
+    f* = argmin E_x || x - f(x) ||^2,    x ~ max(0, N(0, 1)) for the paper's choice
+
+For independent inputs of variance v no linear code of C_B channels does better than v (1 - C_B / C), the floor. Adam
+from the paper's N(0, 0.01) stalls far above it, so the fit starts at a seeded dense encoder that is already there for
+non-negative inputs (non-negative, columns that sum to 1, so that the mean passes; its pseudo-inverse as decoder), or in
+the linear range of the activation for signed ones, whichever loses less on the task, and goes on from there until a
+round of training brings nothing more.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from unskip.coders.coder import CoderSpec, embed_kernel, project
+
+Sampler = Callable[[tuple[int, ...], torch.Generator], Tensor]
+
+
+def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, device="cpu")
+
+
+def _rectified_normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return _normal(shape, generator).relu_()
+
+
+def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.rand(shape, generator=generator, device="cpu")
+
+
+PRETEXT_TASKS: dict[str, Sampler] = {
+    "rectified_normal": _rectified_normal,
+    "normal": _normal,
+    "uniform": _uniform,
+}
+VARIANCE = {"rectified_normal": 0.5 - 1 / (2 * math.pi), "normal": 1.0, "uniform": 1 / 12}
+
+VERSION = 1  # of this file's arithmetic; part of the cache key, so raise it whenever the result changes
+POSITIONS = 1024  # samples of C channels in a step
+SIDE = 8  # side of the images they form where the kernel is larger than 1
+STEPS = 100  # of one round
+ROUNDS = 30  # at most
+STEP_SIZE = 0.01  # of Adam, as a share of the weights' root mean square
+ENOUGH = 2e-3  # a round that improves the error by less than this share is the last
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted coder's weights and how well they do."""
+
+    enc: Tensor
+    dec: Tensor
+    mse: float  # on held-out samples
+    start_mse: float  # the same, before fitting
+    rounds: int
+
+
+def floor(spec: CoderSpec) -> float:
+    """(1 - C_B / C) Var(x): the least mean squared error of a linear code of independent inputs."""
+    return (1 - spec.code / spec.channels) * VARIANCE[spec.pretext]
+
+
+def fit(spec: CoderSpec, act: nn.Module, on_round: Callable[[int, float], None] = lambda *_: None) -> Fit:
+    """Fits a coder on spec.pretext, deterministically from spec.seed. `on_round(i, mse)` is told of each round."""
+    generator = torch.Generator("cpu").manual_seed(spec.seed)
+    sample = PRETEXT_TASKS[spec.pretext]
+    held_out = sample(_shape(spec, max(2048, 400_000 // spec.channels)), torch.Generator("cpu").manual_seed(2**31))
+
+    @torch.no_grad()
+    def error(weights: tuple[Tensor, Tensor]) -> float:
+        return F.mse_loss(_run(held_out, weights, act, spec.depth), held_out).item()
+
+    # Fitting needs gradients even when the network is being built without, and the CPU whatever the default device.
+    with torch.device("cpu"), torch.enable_grad():
+        candidates = [(error(weights), weights) for weights in _starts(spec, act, generator)]
+        best_error, best = min(candidates, key=lambda candidate: candidate[0])
+        start_mse = best_error
+        rounds = 0
+        for rounds in range(1, ROUNDS + 1):
+            weights = _round(best, spec, act, sample, generator)
+            mse = error(weights)
+            gain = (best_error - mse) / best_error
+            if mse < best_error:
+                best_error, best = mse, weights
+            on_round(rounds, best_error)
+            if gain < ENOUGH:
+                break
+    return Fit(best[0], best[1], best_error, start_mse, rounds)
+
+
+def _round(
+    start: tuple[Tensor, Tensor], spec: CoderSpec, act: nn.Module, sample: Sampler, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """STEPS of Adam on fresh samples with a step size that falls to zero along a cosine."""
+    enc, dec = (weight.clone().requires_grad_() for weight in start)
+    groups = [{"params": [w], "lr": STEP_SIZE * w.detach().square().mean().sqrt().item()} for w in (enc, dec)]
+    optimizer = torch.optim.Adam(groups)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    for _ in range(STEPS):
+        x = sample(_shape(spec, POSITIONS), generator)
+        loss = F.mse_loss(_run(x, (enc, dec), act, spec.depth), x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return enc.detach(), dec.detach()
+
+
+def _starts(spec: CoderSpec, act: nn.Module, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    size = (spec.code, spec.channels)
+    enc = torch.rand(size, generator=generator, dtype=torch.float64)
+    enc /= enc.sum(0)
+    dec = torch.linalg.pinv(enc)
+    # ReLU lets a unit's scale move between its two weights; even shares train best. Elsewhere the plain one may win.
+    share = (dec.norm(dim=0) / enc.norm(dim=1)).sqrt()
+    yield _weights(enc * share[:, None], dec / share, spec)
+    yield _weights(enc, dec, spec)
+
+    zero = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(_activate(zero, act, spec.depth), zero)
+    if slope.item():
+        rows = torch.linalg.qr(torch.randn(size[::-1], generator=generator, dtype=torch.float64)).Q.T
+        gain = 0.1  # small enough for the activation to be nearly linear, large enough for bfloat16
+        yield _weights(gain * rows, rows.T / (gain * slope.item()), spec)
+
+
+def _weights(enc: Tensor, dec: Tensor, spec: CoderSpec) -> tuple[Tensor, Tensor]:
+    return embed_kernel(enc.float(), spec), embed_kernel(dec.float(), spec)
+
+
+def _shape(spec: CoderSpec, positions: int) -> tuple[int, ...]:
+    if spec.linear:
+        return (positions, spec.channels)
+    side = 1 if spec.kernel == 1 else SIDE
+    return (math.ceil(positions / side**2), spec.channels, side, side)
+
+
+def _run(x: Tensor, weights: tuple[Tensor, Tensor], act: nn.Module, depth: int) -> Tensor:
+    return project(_activate(project(x, weights[0]), act, depth), weights[1])
+
+
+def _activate(x: Tensor, act: nn.Module, depth: int) -> Tensor:
+    for _ in range(depth):
+        x = act(x)
+    return x

@@ -1,0 +1,271 @@
+"""Method `pnnh`: a trained learner of half the width beside a frozen, shared coder (papers/pnnh.md, section 4).
+
+    y = σ( learner(x) + coder(x) )          coder(x) = W_dec ⊛ σ(W_enc ⊛ x)
+    learner(x) = W_2 ⊛ σ(norm(W_1 ⊛ x))     hidden width H - C_B, no norm after W_2 (Appendix D)
+
+Both read the same tensor and use the block's own activation, so side by side they are one ordinary block: [W_1; W_enc]
+above [W_2, W_dec] (`unskip.methods.stack`). That is why the network is plain.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from timm.layers import DropPath
+from torch import Tensor, nn
+
+from unskip.coders import PRETEXTS, CoderBank, CoderSpec, act_name
+from unskip.methods.plain import Plain, PlainBlock
+from unskip.methods.registry import register_method
+from unskip.methods.spec import BlockSpec, Conv, Layer, Unsupported, factory
+
+Norm = Literal["first", "both"]
+Transition = Literal["coded", "whole"]
+Signed = Literal["rectify", "paired"]
+
+CLOSED_FORMS = ("group_average", "identity")
+
+
+class PNNHBlock(nn.Module):
+    """y = σ(learner(x) + coder(x)), of x through `pre` where the block has one."""
+
+    skip_free = True
+
+    def __init__(
+        self,
+        *,
+        pre: nn.Sequential,
+        learner: nn.Sequential,
+        coder: nn.Module | None,
+        drop_path: float = 0.0,
+        act: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.pre = pre
+        self.learner = learner
+        self.coder = coder
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+        self.act = nn.Identity() if act is None else act
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pre(x)
+        response = self.drop_path(self.learner(x))
+        if self.coder is not None:
+            response = response + self.coder(x)
+        return self.act(response)
+
+
+@register_method("pnnh")
+@dataclass(frozen=True, kw_only=True)
+class PNNH:
+    """The options of PNNH. The defaults are what measures best; `pnnh_paper` has the paper's literal setting."""
+
+    ratio: float = 0.5  # C_B / C (C_B / C_low in bottlenecks), above 0 and at most 1/2
+    pretext: str = "auto"  # what the coder is; auto: group_average behind ReLU, else fitted through the activation
+    norm: Norm = "first"  # norms of the learner: after W_1 only (Appendix D), or after the last convolution too
+    scale: float = 0.3  # of the last convolution at initialisation, relative to He's
+    transition: Transition = "coded"  # transitions with a coder of their own, or whole without one
+    signed: Signed = "paired"  # blocks with linear output (MobileNet-V2): carry x+ and x-, or put σ after the sum
+    seed: int = 0  # of fitted and random coders
+
+    keeps_weights: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 0.5:
+            raise ValueError(
+                f"pnnh: ratio={self.ratio} must be above 0 and at most 0.5. A coder as wide as the block is a residual "
+                "connection; it has its own method, 'residual_half'."
+            )
+        choices = {
+            "pretext": ("auto", *PRETEXTS, "none"),
+            "norm": get_args(Norm),
+            "transition": get_args(Transition),
+            "signed": get_args(Signed),
+        }
+        for option, known in choices.items():
+            value = getattr(self, option)
+            if value not in known:
+                raise ValueError(f"pnnh: {option}={value!r} is not known. Known: {', '.join(known)}.")
+        if not self.scale >= 0:
+            raise ValueError(f"pnnh: scale={self.scale} must not be negative; 1 is He's initialisation.")
+
+    def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
+        if not spec.skip and not self._expressible(spec):
+            return self._whole(spec, bank)
+        if spec.transition and self.transition == "whole":
+            return self._whole(spec, bank)
+        act = self._activation(spec)
+        target = self._coder_spec(spec, act)
+        hidden = spec.layers[0].out_features
+        make = factory(spec.layers[0].conv)
+        coder: nn.Module | None = None
+        code = target.code
+        if self.pretext != "none":
+            if spec.transition:
+                check_strides(spec)
+                coder, code = bank.take_transition(
+                    target, act, in_channels=spec.in_features, limit=hidden // 2, stride=spec.stride, **make
+                )
+            else:
+                coder = bank.take(target, act, **make)
+        return PNNHBlock(
+            pre=nn.Sequential(*spec.pre),
+            learner=self.learner(spec, hidden - code),
+            coder=coder,
+            drop_path=spec.drop_path,
+            act=self._out_act(spec),
+        )
+
+    def _whole(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
+        """A transition as it is without its shortcut, its output rectified where the next coder relies on that."""
+        rectified = self._out_act(spec) if spec.out_act is None else None
+        if rectified is not None:
+            return PlainBlock(*spec.pre, *spec.branch, rectified)
+        return Plain().build(spec, bank)
+
+    def _expressible(self, spec: BlockSpec) -> bool:
+        """Whether a block without a skip can have a coder; one that can't is no loss, for it had no path before."""
+        try:
+            return spec.family is not None and self._activation(spec) is not None
+        except Unsupported:
+            return False
+
+    def _activation(self, spec: BlockSpec) -> nn.Module:
+        """The one activation inside the block, which learner and coder share."""
+        assert spec.family
+        inner = [layer.act for layer in spec.layers[:-1]]
+        if any(act is None for act in inner) or spec.layers[-1].act is not None:
+            raise Unsupported("its branch does not have one activation between each two convolutions")
+        if len({act_name(act) for act in inner if act is not None}) > 1:
+            raise Unsupported("its activations differ from each other, so learner and coder can't be one block")
+        act = inner[0]
+        assert act is not None
+        if any(True for _ in act.parameters()):
+            raise Unsupported(f"its activation {type(act).__name__} is trained, and a coder is frozen")
+        return act
+
+    def _linear_output(self, spec: BlockSpec) -> bool:
+        return spec.out_act is None and not spec.pre
+
+    def _out_act(self, spec: BlockSpec) -> nn.Module | None:
+        if self.signed == "rectify" and self._linear_output(spec):
+            return copy.deepcopy(spec.inner_act)
+        return spec.out_act
+
+    def _coder_spec(self, spec: BlockSpec, act: nn.Module) -> CoderSpec:
+        first = spec.layers[0]
+        signed = spec.reads_signed and not (self.signed == "rectify" and self._linear_output(spec))
+        pretext = self.pretext
+        if pretext == "auto":
+            rectifies = isinstance(act, nn.ReLU | nn.ReLU6)
+            pretext = "group_average" if rectifies else "normal" if signed else "rectified_normal"
+        paired = signed and pretext in CLOSED_FORMS
+        base = first.out_features if spec.family in ("vanilla", "bottleneck") else spec.out_features
+        code = max(2 if paired else 1, round(self.ratio * base))
+        dense = spec.family == "vanilla" and isinstance(first.conv, nn.Conv2d) and first.conv.dilation == (1, 1)
+        return CoderSpec(
+            channels=spec.out_features,
+            code=code - code % 2 if paired else code,
+            pretext="identity" if pretext == "none" else pretext,
+            act=act_name(act),
+            # Closed forms are pointwise; a fitted coder has the kernel of the block's own convolutions.
+            kernel=first.kernel if dense and pretext not in CLOSED_FORMS else 1,
+            depth=len(spec.layers) - 1,
+            paired=paired,
+            linear=spec.family == "mlp",
+            seed=self.seed,
+        )
+
+    def learner(self, spec: BlockSpec, hidden: int | None = None) -> nn.Sequential:
+        """The block's layers at a hidden width (that of a block beside a coder), freshly initialised."""
+        if hidden is None:
+            hidden = spec.layers[0].out_features - self._coder_spec(spec, self._activation(spec)).code
+        learner = nn.Sequential()
+        last = len(spec.layers) - 1
+        for i, layer in enumerate(spec.layers):
+            fan_in = spec.in_features if i == 0 else hidden
+            fan_out = spec.out_features if i == last else hidden
+            conv = conv_like(layer, fan_in, fan_out)
+            initialise(conv, self.scale if i == last else 1.0)
+            learner.add_module(f"conv{i + 1}", conv)
+            if layer.norm is not None and (i != last or self.norm == "both"):
+                learner.add_module(f"norm{i + 1}", norm_like(layer.norm, fan_out))
+            if layer.act is not None:
+                learner.add_module(f"act{i + 1}", copy.deepcopy(layer.act))
+            if layer.drop:
+                learner.add_module(f"drop{i + 1}", nn.Dropout(layer.drop))
+        return learner
+
+
+@register_method("pnnh_paper")
+@dataclass(frozen=True, kw_only=True)
+class PNNHPaper(PNNH):
+    """The paper's literal setting: a fitted coder, whole transitions, the last convolution at He's scale."""
+
+    pretext: str = "rectified_normal"
+    scale: float = 1.0
+    transition: Transition = "whole"
+    signed: Signed = "rectify"
+
+
+def check_strides(spec: BlockSpec) -> None:
+    """A coded transition pools with the taps of one convolution that reaches over its stride."""
+    pooling = spec.layers[0] if len(spec.layers) == 2 else spec.layers[1]
+    if spec.stride not in (1, 2) or pooling.stride != spec.stride or (spec.stride == 2 and pooling.kernel < 3):
+        raise Unsupported(
+            f"its strides {[layer.stride for layer in spec.layers]} with kernels "
+            f"{[layer.kernel for layer in spec.layers]} leave no convolution to pool in; transition='whole' works"
+        )
+
+
+def conv_like(layer: Layer, fan_in: int, fan_out: int) -> Conv:
+    """A convolution or linear layer like the given one, between other widths."""
+    old = layer.conv
+    if min(fan_in, fan_out) < 1:
+        raise Unsupported("its coder leaves no width for the learner; a smaller ratio does")
+    if isinstance(old, nn.Linear):
+        return nn.Linear(fan_in, fan_out, bias=old.bias is not None, **factory(old))
+    groups = fan_out if layer.depthwise else old.groups
+    if fan_in % groups or fan_out % groups:
+        raise Unsupported(
+            f"its convolution of {groups} groups can't be cut to {fan_in} -> {fan_out} channels, which {groups} does "
+            "not divide; another ratio may"
+        )
+    return nn.Conv2d(
+        fan_in,
+        fan_out,
+        kernel_size=old.kernel_size,  # type: ignore[arg-type]
+        stride=old.stride,  # type: ignore[arg-type]
+        padding=old.padding,  # type: ignore[arg-type]
+        dilation=old.dilation,  # type: ignore[arg-type]
+        groups=groups,
+        bias=old.bias is not None,
+        **factory(old),
+    )
+
+
+def initialise(conv: Conv, scale: float) -> None:
+    """Convolutions: He's normal over the fan-in (Eq. 1), times the scale. Linear layers: as transformers have it."""
+    if isinstance(conv, nn.Linear):
+        nn.init.trunc_normal_(conv.weight, std=0.02)
+    else:
+        nn.init.kaiming_normal_(conv.weight, mode="fan_in", nonlinearity="relu")
+        with torch.no_grad():
+            conv.weight.mul_(scale)
+    if conv.bias is not None:
+        nn.init.zeros_(conv.bias)
+
+
+def norm_like(norm: nn.Module, features: int) -> nn.Module:
+    """A fresh norm of the same kind at another width. A norm with an activation in it comes back without."""
+    if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+        kind = nn.SyncBatchNorm if isinstance(norm, nn.SyncBatchNorm) else nn.BatchNorm2d
+        settings = {"eps": norm.eps, "momentum": norm.momentum, "affine": norm.affine}
+        return kind(features, track_running_stats=norm.track_running_stats, **settings, **factory(norm))  # type: ignore[arg-type]
+    if isinstance(norm, nn.GroupNorm):
+        groups = norm.num_groups
+        while features % groups:
+            groups -= 1
+        return nn.GroupNorm(groups, features, eps=norm.eps, affine=norm.affine, **factory(norm))
+    raise Unsupported(f"its norm {type(norm).__name__} is none that can be made at another width")

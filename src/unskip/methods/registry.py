@@ -1,0 +1,79 @@
+"""The registry of methods: ways to make a block skip-free, by name."""
+
+import dataclasses
+import difflib
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+
+from torch import nn
+
+from unskip.coders import CoderBank
+from unskip.methods.spec import BlockSpec
+
+
+@runtime_checkable
+class Method(Protocol):
+    """A frozen dataclass of options with one function, from BlockSpec to a skip-free block.
+
+    `build` returns None for a block that is to stay as it is, and raises Unsupported for one that it can't express.
+    `keeps_weights` says whether the weights of the given block live on in the new one.
+    """
+
+    keeps_weights: ClassVar[bool]
+
+    def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None: ...
+
+
+_METHODS: dict[str, Callable[..., Method]] = {}
+M = TypeVar("M", bound=Callable[..., Method])
+
+
+def register_method(name: str) -> Callable[[M], M]:
+    """Decorator: makes a method known to `plainify(model, method=name)`."""
+
+    def register(method: M) -> M:
+        if name in _METHODS:
+            raise ValueError(f"register_method: the name {name!r} is taken by {_METHODS[name]!r}; choose another.")
+        _METHODS[name] = method
+        return method
+
+    return register
+
+
+def method_names() -> list[str]:
+    return sorted(_METHODS)
+
+
+def method_options(name: str) -> list[str]:
+    """The option names of a registered method."""
+    return [field.name for field in dataclasses.fields(_METHODS[name])]  # type: ignore[arg-type]
+
+
+def resolve_method(method: str | Method, options: dict[str, Any]) -> Method:
+    """A method by name with its options checked, or a ready method object as it is."""
+    if not isinstance(method, str):
+        if options:
+            raise ValueError(
+                f"plainify: the options {sorted(options)} were given beside a ready method object; "
+                "set them when you build the object, or give the method by name."
+            )
+        if not isinstance(method, Method):
+            raise ValueError(
+                f"plainify: method={method!r} is neither a name ({', '.join(method_names())}) nor an object with "
+                "`build` and `keeps_weights`."
+            )
+        return method
+    if method not in _METHODS:
+        raise ValueError(f"plainify: method={method!r} is not known.{nearest(method, method_names())}")
+    known = method_options(method)
+    for option in options:
+        if option not in known:
+            raise ValueError(f"plainify: method {method!r} has no option {option!r}.{nearest(option, known)}")
+    return _METHODS[method](**options)
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """The end of an error message: the likely spelling, and all that there are."""
+    close = difflib.get_close_matches(word, known, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{hint} Known: {', '.join(known) or 'none'}."

@@ -1,0 +1,49 @@
+"""Method `residual_half`: PNNH's half-width learner beside the block's own, full shortcut. An upper bound, not plain.
+
+With C_B = C and an identity coder nothing is lost on the internal path, and after training the block folds into a plain
+one of hidden width H + C. While it trains it *is* a residual network, so it is never what `pnnh` stands for.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from unskip.coders import CoderBank
+from unskip.methods.pnnh import PNNH
+from unskip.methods.registry import register_method
+from unskip.methods.spec import BlockSpec
+
+
+class ResidualHalfBlock(nn.Module):
+    """y = σ(learner(pre(x)) + shortcut(x))."""
+
+    def __init__(self, pre: nn.Sequential, learner: nn.Sequential, shortcut: nn.Module | None, act: nn.Module) -> None:
+        super().__init__()
+        self.pre = pre
+        self.learner = learner
+        self.shortcut = shortcut
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = self.pre(x)
+        path = x if self.shortcut is None else self.shortcut(read)
+        return self.act(self.learner(read) + path)
+
+
+@register_method("residual_half")
+@dataclass(frozen=True, kw_only=True)
+class ResidualHalf:
+    """The learner that `pnnh` would have, and the skip connection as it was."""
+
+    ratio: float = 0.5  # the share of C (of C_low in bottlenecks) by which the hidden width shrinks
+    scale: float = 0.3  # of the last convolution at initialisation, relative to He's
+
+    keeps_weights: ClassVar[bool] = False
+
+    def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
+        if not spec.skip:
+            return None
+        learner = PNNH(ratio=self.ratio, scale=self.scale).learner(spec)
+        act = nn.Identity() if spec.out_act is None else spec.out_act
+        return ResidualHalfBlock(nn.Sequential(*spec.pre), learner, spec.shortcut, act)

@@ -1,0 +1,207 @@
+"""BlockSpec: what a residual block is, whoever wrote it. Readers make it, methods turn it into a skip-free block.
+
+A residual block computes, with any part but the branch possibly missing,
+
+    y = out_act( shortcut(x) + branch(pre(x)) )
+
+The branch is kept as the block's own modules in the order in which they run. Everything else (its layers, its family,
+widths, strides, the sign of what it reads) is derived from them here, so that a reader only has to name the parts.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from timm.layers import DropPath
+from timm.layers.norm_act import BatchNormAct2d
+from torch import nn
+
+Conv = nn.Conv2d | nn.Linear
+
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
+# Activations that are never negative: what follows them needs no sign.
+NON_NEGATIVE = (nn.ReLU, nn.ReLU6, nn.Sigmoid, nn.Softplus, nn.Hardtanh)
+NO_OPS = (nn.Identity, DropPath)
+
+
+class Unsupported(ValueError):  # noqa: N818 - it is a refusal with a reason, raised by methods and caught by plainify
+    """A method can't express a block. The message is the end of a sentence that begins with the block's path."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One convolution (or linear layer) of a branch with the norm and the activation that follow it."""
+
+    conv: Conv
+    norm: nn.Module | None
+    act: nn.Module | None
+    drop: float  # the rate of dropout behind them
+
+    @property
+    def in_features(self) -> int:
+        return self.conv.in_features if isinstance(self.conv, nn.Linear) else self.conv.in_channels
+
+    @property
+    def out_features(self) -> int:
+        return self.conv.out_features if isinstance(self.conv, nn.Linear) else self.conv.out_channels
+
+    @property
+    def kernel(self) -> int:
+        return 1 if isinstance(self.conv, nn.Linear) else self.conv.kernel_size[0]
+
+    @property
+    def stride(self) -> int:
+        return 1 if isinstance(self.conv, nn.Linear) else self.conv.stride[0]
+
+    @property
+    def depthwise(self) -> bool:
+        return isinstance(self.conv, nn.Conv2d) and 1 < self.conv.groups == self.in_features == self.out_features
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSpec:
+    """A residual block, taken apart. All modules are the block's own, not copies."""
+
+    path: str  # where it stands in the network, e.g. 'layer1.0'
+    branch: tuple[nn.Module, ...]  # everything between the input and the addition, in order
+    pre: tuple[nn.Module, ...] = ()  # what the branch and a projection both read through (pre-activation, LayerNorm)
+    shortcut: nn.Module | None = None  # None: the identity; else the projection
+    skip: bool = True  # False: the block has no skip connection (MobileNet-V2 where the width changes)
+    out_act: nn.Module | None = None  # the activation after the addition
+    kept: tuple[str, ...] = ()  # skips of this block that no method removes, by name ('attention')
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """The branch as convolution + norm + activation; Unsupported where it holds anything else."""
+        layers: list[Layer] = []
+        conv: Conv | None = None
+        norm: nn.Module | None = None
+        act: nn.Module | None = None
+        drop = 0.0
+
+        def close() -> None:
+            if conv is not None:
+                layers.append(Layer(conv, norm, act, drop))
+
+        for module in self.branch:
+            if isinstance(module, NO_OPS):
+                continue
+            if type(module) in (nn.Conv2d, nn.Linear):
+                close()
+                assert isinstance(module, nn.Conv2d | nn.Linear)
+                conv, norm, act, drop = module, None, None, 0.0
+            elif conv is None:
+                raise Unsupported(f"its branch begins with {describe(module)}, not with a convolution")
+            elif isinstance(module, nn.Dropout):
+                drop = max(drop, module.p)
+            elif isinstance(module, NORMS) and norm is None and act is None:
+                norm = module
+                if isinstance(module, BatchNormAct2d) and not isinstance(module.act, nn.Identity):
+                    act = module.act
+            elif is_activation(module) and act is None:
+                act = module
+            else:
+                raise Unsupported(f"its branch holds {describe(module)} where only convolution, norm and activation may stand")
+        close()
+        return tuple(layers)
+
+    @cached_property
+    def family(self) -> str:
+        """'vanilla', 'bottleneck', 'inverted' or 'mlp' (papers/pnnh.md, Eq. 6-8); Unsupported for any other shape."""
+        layers = self.layers
+        convs = [layer.conv for layer in layers]
+        if len(layers) == 2 and all(isinstance(c, nn.Linear) for c in convs):
+            return "mlp"
+        for layer in layers:
+            if isinstance(layer.conv, nn.Conv2d) and not square(layer.conv):
+                raise Unsupported(f"{describe(layer.conv)} is not a square convolution with 'same' zero padding")
+        kernels = [layer.kernel for layer in layers]
+        groups = [c.groups if isinstance(c, nn.Conv2d) else 1 for c in convs]
+        if len(layers) == 2 and groups == [1, 1] and kernels[0] == kernels[1]:
+            return "vanilla"
+        if len(layers) == 3 and kernels[0] == kernels[2] == 1 and groups[0] == groups[2] == 1:
+            return "inverted" if layers[1].depthwise else "bottleneck"
+        raise Unsupported(
+            f"its branch of kernels {kernels} and groups {groups} is none of the known shapes: two k x k convolutions, "
+            "1x1 / k x k / 1x1, 1x1 / depthwise / 1x1, or two linear layers"
+        )
+
+    @property
+    def in_features(self) -> int:
+        return self.layers[0].in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.layers[-1].out_features
+
+    @property
+    def stride(self) -> int:
+        stride = 1
+        for layer in self.layers:
+            stride *= layer.stride
+        return stride
+
+    @property
+    def transition(self) -> bool:
+        """A block that changes width or stride."""
+        return self.in_features != self.out_features or self.stride != 1
+
+    @property
+    def reads_signed(self) -> bool:
+        """Whether the branch reads values of both signs. Without `pre` it reads what a block like itself has written."""
+        last = self.pre[-1] if self.pre else self.out_act
+        if isinstance(last, BatchNormAct2d):
+            last = last.act
+        return not isinstance(last, NON_NEGATIVE)
+
+    @property
+    def inner_act(self) -> nn.Module | None:
+        """The first activation in the branch."""
+        for module in self.branch:
+            act = module.act if isinstance(module, BatchNormAct2d) else module
+            if is_activation(act):
+                return act
+        return None
+
+    @property
+    def drop_path(self) -> float:
+        """The rate of stochastic depth on the branch."""
+        return max((m.drop_prob or 0.0 for m in self.branch if isinstance(m, DropPath)), default=0.0)
+
+
+def describe(module: nn.Module) -> str:
+    return f"{type(module).__module__.split('.')[0]}.{type(module).__name__}"
+
+
+def is_activation(module: nn.Module) -> bool:
+    """An activation has no children and no weights but, like PReLU, at most one, and it isn't a pooling or a norm."""
+    name = type(module).__module__
+    return name.startswith(("torch.nn.modules.activation", "timm.layers.activations")) and not isinstance(
+        module, nn.MultiheadAttention
+    )
+
+
+def square(conv: nn.Conv2d) -> bool:
+    """A square, odd kernel with one stride, one dilation and the zero padding that keeps the size at stride 1."""
+    k, d = conv.kernel_size[0], conv.dilation[0]
+    same = (d * (k - 1) // 2,) * 2
+    return (
+        conv.kernel_size == (k, k)
+        and k % 2 == 1
+        and conv.dilation == (d, d)
+        and conv.stride[0] == conv.stride[1]
+        and conv.padding_mode == "zeros"
+        and conv.padding == same
+    )
+
+
+def parts(block: nn.Module, names: str) -> tuple[nn.Module, ...]:
+    """The block's modules of these names, in this order; attributes that are None or missing are left out."""
+    found = (getattr(block, name, None) for name in names.split())
+    return tuple(module for module in found if isinstance(module, nn.Module))
+
+
+def factory(module: nn.Module) -> dict[str, Any]:
+    """Device and dtype of a module's first parameter, for building another beside it."""
+    weight = next(module.parameters())
+    return {"device": weight.device, "dtype": weight.dtype}

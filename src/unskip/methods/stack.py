@@ -1,0 +1,149 @@
+"""The stacked form: learner and coder as the one ordinary block that they are.
+
+    W_1' = [W_1; W_enc],  W_2' = [W_2, W_dec]     a vanilla block or an MLP
+    and between them the learner's k x k beside the coder's identity, as one block-diagonal convolution
+
+BatchNorm is absorbed, so a block must be in eval mode. What comes out is convolution + bias + activation, nothing else.
+"""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from unskip.coders import Coder, CoderRef, TransitionCoder
+from unskip.methods.pnnh import PNNHBlock
+from unskip.methods.spec import BlockSpec, Conv, factory
+
+
+def stacked(network: nn.Module) -> nn.Module:
+    """A copy of the network in which every PNNH block is its stacked form."""
+    network = copy.deepcopy(network)
+    blocks = [(path, module) for path, module in network.named_modules() if isinstance(module, PNNHBlock)]
+    for path, block in blocks:
+        if path == "":
+            return stack(block)
+        network.set_submodule(path, stack(block, path))
+    return network
+
+
+def stack(block: PNNHBlock, path: str = "the block") -> nn.Sequential:
+    """One PNNH block as pre, convolution, activation, (convolution, activation,) convolution, activation."""
+    if block.training:
+        raise ValueError(
+            f"stack: {path} is in training mode, where BatchNorm depends on the batch; call .eval() first."
+        )
+    layers = BlockSpec(path=path, branch=tuple(block.learner)).layers
+    convs = []
+    for layer in layers:
+        if layer.norm is None:
+            convs.append(layer.conv)
+        elif isinstance(layer.norm, nn.BatchNorm2d) and isinstance(layer.conv, nn.Conv2d):
+            convs.append(fuse_conv_bn_eval(layer.conv, layer.norm))
+        else:
+            raise ValueError(f"stack: the {type(layer.norm).__name__} in {path} depends on its input; it can't be absorbed.")
+    if block.coder is not None:
+        convs = beside(convs, coder_weights(block.coder, convs))
+    parts: list[nn.Module] = [*block.pre]
+    for layer, conv in zip(layers, convs, strict=True):
+        parts += [conv] if layer.act is None else [conv, layer.act]
+    return nn.Sequential(*parts, block.act)
+
+
+def coder_weights(coder: nn.Module, convs: list[Conv]) -> list[Tensor]:
+    """The coder's weights, one for each convolution of the learner, with that convolution's kernel."""
+    kernels = [1 if isinstance(conv, nn.Linear) else conv.kernel_size[0] for conv in convs]
+    if isinstance(coder, TransitionCoder):
+        target, stride = held(coder.target), coder.stride
+        dec = target.dec if coder.spread is None else torch.einsum("obhw,bc->ochw", target.dec, coder.spread)
+        code = dec.shape[1]
+        mix = torch.eye(code).to(dec) if coder.mix is None else coder.mix
+        if len(convs) == 2:
+            return [mix[..., None, None] * pooling_taps(dec, kernels[0], stride), widen(dec, kernels[1])]
+        middle = torch.ones(code, 1, 1, 1).to(dec) * pooling_taps(dec, kernels[1], stride)
+        return [mix[..., None, None], middle, widen(dec, kernels[2])]
+    weights = held(coder)
+    if len(convs) == 2:
+        return [widen(weights.enc, kernels[0]), widen(weights.dec, kernels[1])]
+    middle = widen(torch.ones(weights.enc.shape[0], 1, 1, 1).to(weights.enc), kernels[1])
+    return [weights.enc, middle, weights.dec]
+
+
+def held(coder: nn.Module) -> Coder:
+    coder = coder.coder if isinstance(coder, CoderRef) else coder
+    assert isinstance(coder, Coder)
+    return coder
+
+
+def widen(weight: Tensor, kernel: int) -> Tensor:
+    """A kernel in the middle of a larger one."""
+    if weight.ndim == 2 or weight.shape[-1] == kernel:
+        return weight
+    return F.pad(weight, [(kernel - weight.shape[-1]) // 2] * 4)
+
+
+def pooling_taps(like: Tensor, kernel: int, stride: int) -> Tensor:
+    """Average pooling of stride x stride windows as a k x k kernel: the taps from the centre on."""
+    taps = torch.zeros(kernel, kernel).to(like)
+    centre = kernel // 2
+    taps[centre : centre + stride, centre : centre + stride] = 1 / stride**2
+    return taps
+
+
+def beside(convs: list[Conv], coder: list[Tensor]) -> list[Conv]:
+    """The learner's convolutions with the coder's weights set beside them."""
+    first = replace_weight(convs[0], torch.cat([convs[0].weight, coder[0]]), extra_bias=coder[0].shape[0])
+    last = replace_weight(convs[-1], torch.cat([convs[-1].weight, coder[-1]], dim=1))
+    if len(convs) == 2:
+        return [first, last]
+    middle = convs[1]
+    assert isinstance(middle, nn.Conv2d)
+    weight, groups = beside_grouped(middle, coder[1])
+    return [first, replace_weight(middle, weight, extra_bias=coder[1].shape[0], groups=groups), last]
+
+
+def beside_grouped(conv: nn.Conv2d, pointwise: Tensor) -> tuple[Tensor, int]:
+    """A grouped convolution beside one that acts on each channel alone: block-diagonal, in as many groups as it can be."""
+    size = conv.in_channels // conv.groups  # channels of a group
+    code = pointwise.shape[0]
+    if conv.in_channels == conv.out_channels and code % size == 0 and conv.groups > 1:
+        own = torch.eye(size).to(pointwise).repeat(code // size, 1)[..., None, None] * pointwise
+        return torch.cat([conv.weight, own]), conv.groups + code // size
+    rows = conv.out_channels // conv.groups
+    weight = conv.weight.new_zeros(conv.out_channels + code, conv.in_channels + code, *conv.kernel_size)
+    for g in range(conv.groups):
+        own_rows = slice(g * rows, (g + 1) * rows)
+        weight[own_rows, g * size : (g + 1) * size] = conv.weight[own_rows]
+    index = torch.arange(code)
+    weight[conv.out_channels + index, conv.in_channels + index] = pointwise[:, 0]
+    return weight, 1
+
+
+def replace_weight(conv: Conv, weight: Tensor, *, extra_bias: int = 0, groups: int = 1) -> Conv:
+    """A layer like this one with another weight; its bias is continued with zeros."""
+    bias = conv.bias
+    if bias is not None and extra_bias:
+        bias = torch.cat([bias, bias.new_zeros(extra_bias)])
+    new: Conv
+    if isinstance(conv, nn.Linear):
+        new = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, **factory(conv))
+    else:
+        new = nn.Conv2d(
+            weight.shape[1] * groups,
+            weight.shape[0],
+            conv.kernel_size,  # type: ignore[arg-type]
+            stride=conv.stride,  # type: ignore[arg-type]
+            padding=conv.padding,  # type: ignore[arg-type]
+            dilation=conv.dilation,  # type: ignore[arg-type]
+            groups=groups,
+            bias=bias is not None,
+            **factory(conv),
+        )
+    with torch.no_grad():
+        new.weight.copy_(weight)
+        if bias is not None:
+            assert new.bias is not None
+            new.bias.copy_(bias)
+    return new

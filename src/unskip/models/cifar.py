@@ -1,0 +1,169 @@
+"""CIFAR ResNets (He et al. 2016, section 4.2) and wide residual networks (Zagoruyko & Komodakis 2016), for 32 px images.
+
+He's ResNet-N has 6n + 2 layers, widths 16, 32, 64 and shortcuts without weights (option A) or projections (option B).
+WRN-N-k has 6n + 4 layers, widths 16k, 32k, 64k and pre-activation blocks.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from unskip.methods.spec import BlockSpec, parts
+from unskip.surgery import register_reader
+
+Shortcut = Literal["A", "B"]
+
+
+class PadShortcut(nn.Module):
+    """Option A: every stride-th pixel, and zeros for the new channels."""
+
+    def __init__(self, stride: int, extra: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.extra = extra
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
+
+
+class CifarBlock(nn.Module):
+    """Two 3 x 3 convolutions; y = relu(x + branch(x))."""
+
+    preact = False
+
+    def __init__(self, in_chs: int, out_chs: int, stride: int, shortcut: Shortcut) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_chs, out_chs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out_chs)
+        self.act1 = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(out_chs, out_chs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_chs)
+        self.act2 = nn.ReLU(inplace=True)
+        self.shortcut: nn.Module | None = None
+        if stride != 1 or in_chs != out_chs:
+            if shortcut == "A":
+                self.shortcut = PadShortcut(stride, out_chs - in_chs)
+            else:
+                projection = nn.Conv2d(in_chs, out_chs, 1, stride, bias=False)
+                self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(out_chs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        response = self.act1(self.bn1(self.conv1(x)))
+        response = self.bn2(self.conv2(response))
+        return self.act2(response + (x if self.shortcut is None else self.shortcut(x)))
+
+
+class WideBlock(nn.Module):
+    """Pre-activation: norm and ReLU come before each convolution; y = x + branch(relu(norm(x)))."""
+
+    preact = True
+
+    def __init__(self, in_chs: int, out_chs: int, stride: int, shortcut: Shortcut) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(in_chs)
+        self.act1 = nn.ReLU(inplace=True)
+        self.conv1 = nn.Conv2d(in_chs, out_chs, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_chs)
+        self.act2 = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(out_chs, out_chs, 3, 1, 1, bias=False)
+        self.shortcut: nn.Module | None = None
+        if stride != 1 or in_chs != out_chs:
+            if shortcut == "A":
+                self.shortcut = PadShortcut(stride, out_chs - in_chs)
+            else:
+                self.shortcut = nn.Conv2d(in_chs, out_chs, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = self.act1(self.bn1(x))
+        response = self.conv2(self.act2(self.bn2(self.conv1(read))))
+        return response + (x if self.shortcut is None else self.shortcut(read))
+
+
+@register_reader(CifarBlock)
+def read_cifar_block(block: nn.Module, path: str) -> BlockSpec:
+    branch = parts(block, "conv1 bn1 act1 conv2 bn2")
+    return BlockSpec(path=path, branch=branch, shortcut=block.shortcut, out_act=block.act2)  # type: ignore[arg-type]
+
+
+@register_reader(WideBlock)
+def read_wide_block(block: nn.Module, path: str) -> BlockSpec:
+    branch = parts(block, "conv1 bn2 act2 conv2")
+    return BlockSpec(path=path, pre=parts(block, "bn1 act1"), branch=branch, shortcut=block.shortcut)  # type: ignore[arg-type]
+
+
+class CifarResNet(nn.Module):
+    """Stem, three stages of `blocks` blocks each, pooling and a linear classifier; timm's interface."""
+
+    def __init__(
+        self,
+        *,
+        blocks: int,  # in each stage
+        block: type[CifarBlock] | type[WideBlock] = CifarBlock,
+        width: int = 1,  # of the stages, in multiples of 16, 32, 64
+        shortcut: Shortcut = "A",
+        num_classes: int = 10,
+        in_chans: int = 3,
+    ) -> None:
+        super().__init__()
+        if shortcut not in ("A", "B"):
+            raise ValueError(f"CifarResNet: shortcut={shortcut!r} must be 'A' (no weights) or 'B' (projections).")
+        if blocks < 1:
+            raise ValueError(f"CifarResNet: blocks={blocks} must be at least 1 in each stage.")
+        self.num_classes = num_classes
+        self.conv1 = nn.Conv2d(in_chans, 16, 3, 1, 1, bias=False)
+        self.bn1 = nn.Identity() if block.preact else nn.BatchNorm2d(16)
+        self.act1 = nn.Identity() if block.preact else nn.ReLU(inplace=True)
+        in_chs = 16
+        self.feature_info = []
+        for stage in range(3):
+            out_chs = 16 * 2**stage * width
+            layer = nn.Sequential()
+            for i in range(blocks):
+                stride = 2 if stage > 0 and i == 0 else 1
+                layer.append(block(in_chs, out_chs, stride, shortcut))
+                in_chs = out_chs
+            name = f"layer{stage + 1}"
+            self.add_module(name, layer)
+            self.feature_info.append({"num_chs": out_chs, "reduction": 2**stage, "module": name})
+        self.num_features = in_chs
+        self.norm = nn.BatchNorm2d(in_chs) if block.preact else nn.Identity()
+        self.act = nn.ReLU(inplace=True) if block.preact else nn.Identity()
+        self.fc = nn.Linear(in_chs, num_classes) if num_classes else nn.Identity()
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def get_classifier(self) -> nn.Module:
+        return self.fc
+
+    def reset_classifier(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+        self.fc = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        x = self.act1(self.bn1(self.conv1(x)))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        return self.act(self.norm(x))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        x = torch.mean(x, dim=(2, 3))
+        return x if pre_logits else self.fc(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+
+def cifar_resnet(depth: int, **kwargs: Any) -> CifarResNet:
+    """He's ResNet of this depth for CIFAR."""
+    if depth % 6 != 2 or depth < 8:
+        raise ValueError(f"cifar_resnet: depth={depth} must be 6n + 2 with n >= 1, for instance 20, 56, 110 or 1202.")
+    return CifarResNet(blocks=depth // 6, **kwargs)
+
+
+def wide_resnet(depth: int, width: int, **kwargs: Any) -> CifarResNet:
+    """WRN-depth-width, without dropout, projections where the width changes."""
+    if depth % 6 != 4 or depth < 10:
+        raise ValueError(f"wide_resnet: depth={depth} must be 6n + 4 with n >= 1, for instance 16, 28 or 40.")
+    return CifarResNet(blocks=depth // 6, block=WideBlock, width=width, **{"shortcut": "B", **kwargs})

@@ -1,0 +1,117 @@
+"""The backbones of papers/pnnh.md, each with its skip-free names. The name of the function is the public id."""
+
+from typing import Any
+
+import timm
+from torch import nn
+
+from unskip.models.cifar import cifar_resnet, wide_resnet
+from unskip.models.registry import backbone
+
+default_cfgs: dict[str, dict[str, Any]] = {}
+
+CIFAR = {
+    "input_size": (3, 32, 32),
+    "num_classes": 10,
+    "residual": True,
+    "first_conv": "conv1",
+    "classifier": "fc",
+    "feature_cfg": {"out_indices": (0, 1, 2)},
+}
+IMAGENET = {"input_size": (3, 224, 224), "num_classes": 1000, "residual": False}
+RESNET = {**IMAGENET, "family": "resnet", "first_conv": "conv1", "classifier": "fc"}
+
+
+@backbone(family="cifar_resnet", **CIFAR)
+def resnet20(**kwargs: Any) -> nn.Module:
+    return cifar_resnet(20, **kwargs)
+
+
+@backbone(family="cifar_resnet", **CIFAR)
+def resnet32(**kwargs: Any) -> nn.Module:
+    return cifar_resnet(32, **kwargs)
+
+
+@backbone(family="cifar_resnet", **CIFAR)
+def resnet44(**kwargs: Any) -> nn.Module:
+    return cifar_resnet(44, **kwargs)
+
+
+@backbone(family="cifar_resnet", **CIFAR)
+def resnet56(**kwargs: Any) -> nn.Module:
+    return cifar_resnet(56, **kwargs)
+
+
+@backbone(family="cifar_resnet", paper={"residual": 1.7, "plain": 1.7, "pnnh": 0.88}, **CIFAR)
+def resnet110(**kwargs: Any) -> nn.Module:
+    return cifar_resnet(110, **kwargs)
+
+
+@backbone(family="wrn", **CIFAR)
+def wrn16_8(**kwargs: Any) -> nn.Module:
+    return wide_resnet(16, 8, **kwargs)
+
+
+@backbone(family="wrn", paper={"residual": 36.5, "pnnh": 18.3}, **CIFAR)
+def wrn28_10(**kwargs: Any) -> nn.Module:
+    return wide_resnet(28, 10, **kwargs)
+
+
+@backbone(family="wrn", **CIFAR)
+def wrn40_4(**kwargs: Any) -> nn.Module:
+    return wide_resnet(40, 4, **kwargs)
+
+
+@backbone(paper={"pnnh": 6.4}, **RESNET)
+def resnet18(**kwargs: Any) -> nn.Module:
+    return timm.create_model("resnet18", **kwargs)
+
+
+@backbone(paper={"plain": 21.4, "pnnh": 11.4}, **RESNET)
+def resnet34(**kwargs: Any) -> nn.Module:
+    return timm.create_model("resnet34", **kwargs)
+
+
+@backbone(paper={"plain": 22.8, "pnnh": 15.4}, **RESNET)
+def resnet50(**kwargs: Any) -> nn.Module:
+    return timm.create_model("resnet50", **kwargs)
+
+
+@backbone(paper={"pnnh": 23.6}, **RESNET)
+def resnet101(**kwargs: Any) -> nn.Module:
+    return timm.create_model("resnet101", **kwargs)
+
+
+@backbone(
+    family="mobilenetv2",
+    paper={"pnnh": 3.1},
+    first_conv="conv_stem",
+    classifier="classifier",
+    feature_cfg={"feature_cls": "getter"},
+    **IMAGENET,
+)
+def mobilenetv2(**kwargs: Any) -> nn.Module:
+    return timm.create_model("mobilenetv2_100", **kwargs)
+
+
+@backbone(
+    family="swin",
+    paper={"pnnh": 27.3},
+    first_conv="patch_embed.proj",
+    classifier="head.fc",
+    feature_cfg={"flatten_sequential": True, "out_indices": (0, 1, 2, 3)},
+    **IMAGENET,
+)
+def swin_tiny(**kwargs: Any) -> nn.Module:
+    return timm.create_model("swin_tiny_patch4_window7_224", **kwargs)
+
+
+@backbone(
+    family="vit",
+    first_conv="patch_embed.proj",
+    classifier="head",
+    feature_cfg={"feature_cls": "getter", "out_indices": 3},
+    **IMAGENET,
+)
+def vit_tiny(**kwargs: Any) -> nn.Module:
+    return timm.create_model("vit_tiny_patch16_224", **kwargs)

@@ -1,0 +1,112 @@
+"""Networks by name, in one registry that timm shares: a backbone `x` and its skip-free versions `plain_x`, `pnnh_x`."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import timm
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import build_model_with_cfg, register_model
+from torch import nn
+
+from unskip.methods import method_options
+from unskip.methods.registry import nearest
+from unskip.surgery import plainify
+
+Build = Callable[..., nn.Module]
+SKIP_FREE = ("plain", "pnnh")  # the methods that every backbone has a name for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A registered name."""
+
+    name: str
+    family: str
+    backbone: Build
+    method: str | None  # None: the residual network itself
+    input_size: tuple[int, int, int]
+    num_classes: int
+    paper_params: float | None  # millions, papers/pnnh.md Tables 1 and 2
+    feature_cfg: dict[str, Any] = field(default_factory=dict)
+
+    def build(self, pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        if pretrained:
+            raise ValueError(
+                f"create_model: {self.name!r} has no pretrained weights (pretrained=True). Build it with "
+                "pretrained=False and train it, or load weights of your own with load_state_dict."
+            )
+        known = [] if self.method is None else method_options(self.method)
+        options = {name: kwargs.pop(name) for name in list(kwargs) if name in known}
+
+        def build(**backbone_kwargs: Any) -> nn.Module:
+            network = self.backbone(**backbone_kwargs)
+            return network if self.method is None else plainify(network, self.method, **options)
+
+        return build_model_with_cfg(build, self.name, pretrained=False, feature_cfg=dict(self.feature_cfg), **kwargs)
+
+
+ENTRIES: dict[str, Entry] = {}
+
+
+def backbone(
+    *,
+    family: str,
+    input_size: tuple[int, int, int],
+    num_classes: int,
+    residual: bool,
+    first_conv: str,
+    classifier: str,
+    paper: dict[str, float] | None = None,
+    feature_cfg: dict[str, Any] | None = None,
+) -> Callable[[Build], Build]:
+    """Decorator: registers a backbone's skip-free names and, if `residual`, its own (timm has the other ones already).
+
+    `paper` gives the parameters that papers/pnnh.md prints, in millions, by method ('residual', 'plain', 'pnnh').
+    """
+
+    def register(fn: Build) -> Build:
+        module = sys.modules[fn.__module__]
+        for method in (None, *SKIP_FREE) if residual else SKIP_FREE:
+            name = fn.__name__ if method is None else f"{method}_{fn.__name__}"
+            entry = Entry(
+                name=name,
+                family=family,
+                backbone=fn,
+                method=method,
+                input_size=input_size,
+                num_classes=num_classes,
+                paper_params=(paper or {}).get(method or "residual"),
+                feature_cfg=feature_cfg or {},
+            )
+            ENTRIES[name] = entry
+            module.default_cfgs[name] = {  # timm reads it from the module of the entry point
+                "num_classes": num_classes,
+                "input_size": input_size,
+                "mean": IMAGENET_DEFAULT_MEAN,
+                "std": IMAGENET_DEFAULT_STD,
+                "first_conv": first_conv,
+                "classifier": classifier,
+            }
+
+            def build(pretrained: bool = False, entry: Entry = entry, **kwargs: Any) -> nn.Module:
+                return entry.build(pretrained, **kwargs)
+
+            build.__name__ = build.__qualname__ = name
+            build.__module__ = fn.__module__
+            setattr(module, name, register_model(build))
+        return fn
+
+    return register
+
+
+def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """A network by name: one of `unskip models`, or any of timm's.
+
+    Keyword arguments are timm's (num_classes, in_chans, features_only, drop_path_rate, ...) and, for a `pnnh_` name,
+    the options of `unskip.methods.PNNH`.
+    """
+    if name not in ENTRIES and not timm.is_model(name):
+        raise ValueError(f"create_model: there is no network named {name!r}.{nearest(name, list(ENTRIES))}")
+    return timm.create_model(name, pretrained=pretrained, **kwargs)

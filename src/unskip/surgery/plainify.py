@@ -1,0 +1,140 @@
+"""plainify: a skip-free version of a residual network."""
+
+import copy
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+import unskip.surgery.readers  # noqa: F401 - registers the readers
+from unskip.coders import CoderBank
+from unskip.methods import BlockSpec, Method, Unsupported, resolve_method
+from unskip.methods.spec import NORMS
+from unskip.surgery.reading import Reader, find_blocks, known_families
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surgery:
+    """What `plainify` did. It stays with the network as its attribute `surgery`."""
+
+    method: Method
+    replaced: tuple[str, ...]  # paths of the blocks that are skip-free now
+    left: tuple[str, ...]  # paths of residual blocks that could not be changed (strict=False)
+    kept: dict[str, int]  # skips that stay by design, by kind: {'attention': 12}
+
+
+def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = True, **options: Any) -> nn.Module:
+    """Returns a skip-free version of a residual network; the given one stays untouched.
+
+    Args:
+        model: a timm, torchvision or unskip residual network, or one whose blocks have a registered reader.
+        method: how blocks are made skip-free: 'pnnh', 'pnnh_paper', 'plain', 'residual_half', or a registered one.
+        strict: whether a residual block that can't be made skip-free is an error. With False it is a warning, and that
+            block stays as it is.
+        options: the method's own options, see `unskip.methods`; for 'pnnh': ratio, pretext, norm, scale, transition,
+            signed and seed.
+
+    The network's stem, head and norms outside the blocks keep their weights. A method that builds new weights for the
+    blocks says how many trained ones it discards.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"plainify: model={model!r} is not an nn.Module; build the network first, for instance with "
+            "timm.create_model(name)."
+        )
+    how = resolve_method(method, options)
+    network = copy.deepcopy(model)
+    name = type(model).__name__
+
+    bank = CoderBank()
+    replaced: list[str] = []
+    left: list[str] = []
+    kept: dict[str, int] = {}
+    discarded = 0
+    blocks = list(find_blocks(network))
+    if not any(_may_skip(block, path, reader) for path, block, reader in blocks):
+        _refuse(
+            f"plainify: {name} has no residual block that a reader knows: it is plain already, or its skip connections "
+            f"stand elsewhere. Known blocks: {', '.join(known_families())}. Add one with unskip.surgery.register_reader.",
+            strict,
+        )
+    for path, block, reader in blocks:
+        try:
+            spec, new = _operate(block, path, reader, how, bank)
+        except Unsupported as reason:
+            _refuse(
+                f"plainify: method {_label(method)} can't make block {path!r} of {name} skip-free: {reason}. "
+                "strict=False leaves such blocks as they are.",
+                strict,
+            )
+            left.append(path)
+            continue
+        for kind in spec.kept:
+            kept[kind] = kept.get(kind, 0) + 1
+        if new is None:
+            continue
+        assert reader is not None
+        if not how.keeps_weights and _looks_trained(block):
+            still_there = {id(p) for p in new.parameters()}
+            old = [p for module in spec.branch for p in module.parameters()]
+            discarded += sum(p.numel() for p in old if id(p) not in still_there)
+        new.train(block.training)
+        network.set_submodule(path, reader.write(block, new))
+        if spec.skip:
+            replaced.append(path)
+
+    if discarded:
+        warnings.warn(
+            f"plainify: {name} looks trained, but method {_label(method)} builds new weights: {discarded:,} trained "
+            f"weights in {len(replaced)} blocks are discarded, so the network must be trained anew.",
+            stacklevel=2,
+        )
+    network.surgery = Surgery(method=how, replaced=tuple(replaced), left=tuple(left), kept=kept)  # type: ignore[assignment]
+    return network
+
+
+def _operate(
+    block: nn.Module, path: str, reader: Reader | None, method: Method, bank: CoderBank
+) -> tuple[BlockSpec, nn.Module | None]:
+    """The block's spec and its skip-free version, None where it stays."""
+    if reader is None:
+        kind = f"{type(block).__module__.split('.')[0]}.{type(block).__name__}"
+        raise Unsupported(
+            f"no reader knows the class {kind}. Known blocks: {', '.join(known_families())}. "
+            "Add one with unskip.surgery.register_reader"
+        )
+    spec = reader.read(block, path)
+    return spec, method.build(spec, bank)
+
+
+def _may_skip(block: nn.Module, path: str, reader: Reader | None) -> bool:
+    try:
+        return reader is None or reader.read(block, path).skip
+    except Unsupported:
+        return True
+
+
+def _refuse(message: str, strict: bool) -> None:
+    if strict:
+        raise ValueError(message)
+    warnings.warn(message, stacklevel=3)
+
+
+def _label(method: str | Method) -> str:
+    return repr(method) if isinstance(method, str) else repr(type(method).__name__)
+
+
+def _looks_trained(block: nn.Module) -> bool:
+    """Whether a norm in the block has seen data or training: fresh ones have mean 0, gains 0 or 1 and bias 0."""
+    for norm in block.modules():
+        if not isinstance(norm, NORMS) or any(p.is_meta for p in norm.parameters()):
+            continue
+        mean, gain, bias = (getattr(norm, name, None) for name in ("running_mean", "weight", "bias"))
+        for state in (mean, bias):
+            if isinstance(state, torch.Tensor) and torch.any(state.detach() != 0):
+                return True
+        if isinstance(gain, torch.Tensor) and torch.any((gain.detach() != 0) & (gain.detach() != 1)):
+            return True
+    return False
