@@ -1,6 +1,6 @@
 """Milliseconds per training step at batch 128: ResNet-110 and PNNH-110, alone and several at a time, eager and compiled pieces, all as CUDA graphs.
 
-    python bench.py --out FILE
+python bench.py --out FILE
 """
 
 import argparse
@@ -26,7 +26,10 @@ class RandomData(Data):
 
     def __init__(self, device: str, n: int = 4096):
         self.device = device
-        images, labels = torch.randint(256, (n, 32, 32, 3), dtype=torch.uint8, device=device), torch.randint(10, (n,), device=device)
+        images, labels = (
+            torch.randint(256, (n, 32, 32, 3), dtype=torch.uint8, device=device),
+            torch.randint(10, (n,), device=device),
+        )
         self.train = self.val = self.test = images, labels
         self.padded = F.pad(images, (0, 0, 4, 4, 4, 4))
 

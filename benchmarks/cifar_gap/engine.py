@@ -65,7 +65,9 @@ class Data:
         self.train = self.put(images[~held], y[~held])
         self.val = self.put(images[held], y[held])
         self.test = self.put(tiles(folder / "test_batch.webp"), labels["y_test"].astype(np.int64))
-        self.padded = F.pad(self.train[0], (0, 0, 4, 4, 4, 4))  # black border, as torchvision's RandomCrop(32, padding=4)
+        self.padded = F.pad(
+            self.train[0], (0, 0, 4, 4, 4, 4)
+        )  # black border, as torchvision's RandomCrop(32, padding=4)
 
     def put(self, x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(x.copy()).to(self.device), torch.from_numpy(y).to(self.device)
@@ -137,7 +139,9 @@ class Flat:
 class Trainer:
     """One network, its schedule and its captured step. On the CPU (tests) the step runs eagerly."""
 
-    def __init__(self, name: str, network: NetworkConfig, config: TrainConfig, data: Data, compile_pieces: bool = False):
+    def __init__(
+        self, name: str, network: NetworkConfig, config: TrainConfig, data: Data, compile_pieces: bool = False
+    ):
         self.name, self.config, self.data = name, config, data
         device = data.device
         self.steps = len(data.train[1]) // BATCH
@@ -246,7 +250,13 @@ class Trainer:
                 status = "diverged"
                 break
         test_error, test_loss = self.evaluate(*self.data.test)
-        return {**row, "status": status, "parameters": self.parameters, "test_error": test_error, "test_loss": test_loss}
+        return {
+            **row,
+            "status": status,
+            "parameters": self.parameters,
+            "test_error": test_error,
+            "test_loss": test_loss,
+        }
 
 
 # ---------------------------------------------------------------- many networks
@@ -256,7 +266,9 @@ class Engine:
     def __init__(self, data: Data, out: Path, queue: Path, slots: int, compile_pieces: bool):
         self.data, self.out, self.queue, self.slots, self.compile_pieces = data, out, queue, slots, compile_pieces
         self.lock, self.started = threading.Lock(), set()
-        self.builder = ThreadPoolExecutor(1)  # convolution algorithms are cached by thread, and captures must not overlap
+        self.builder = ThreadPoolExecutor(
+            1
+        )  # convolution algorithms are cached by thread, and captures must not overlap
         out.mkdir(parents=True, exist_ok=True)
 
     def log(self, file: str, row: dict) -> None:
@@ -286,7 +298,9 @@ class Engine:
             try:
                 self.run(job)
             except Exception as error:  # one broken job must not take the other slots with it
-                self.log("results.jsonl", {"name": job["name"], "status": f"failed: {type(error).__name__}: {error}"[:400]})
+                self.log(
+                    "results.jsonl", {"name": job["name"], "status": f"failed: {type(error).__name__}: {error}"[:400]}
+                )
 
     def run(self, job: dict) -> None:
         start = time.time()
@@ -296,7 +310,9 @@ class Engine:
         built = time.time() - start
         with torch.cuda.stream(trainer.stream):
             result = trainer.run(self.log)
-        self.log("results.jsonl", {**result, "build_seconds": built, "network": asdict(network), "train": asdict(config)})
+        self.log(
+            "results.jsonl", {**result, "build_seconds": built, "network": asdict(network), "train": asdict(config)}
+        )
 
     def work(self, once: bool) -> None:
         threads = [threading.Thread(target=self.slot, args=(once,)) for _ in range(self.slots)]

@@ -1,6 +1,6 @@
 """The experiments, one entry each, and the queue for the engine.
 
-    python jobs.py screen --epochs 16 > queue.json
+python jobs.py screen --epochs 16 > queue.json
 """
 
 import argparse
@@ -47,7 +47,10 @@ def main() -> None:
     parser.add_argument("group", choices=["screen"])
     parser.add_argument("--epochs", type=int, default=16)
     args = parser.parse_args()
-    jobs = [{"name": f"screen_{n}", "network": net, "train": {"epochs": args.epochs, **train}} for n, (net, train) in SCREEN.items()]
+    jobs = [
+        {"name": f"screen_{n}", "network": net, "train": {"epochs": args.epochs, **train}}
+        for n, (net, train) in SCREEN.items()
+    ]
     print(json.dumps(jobs, indent=1))
 
 

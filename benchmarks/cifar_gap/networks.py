@@ -1,8 +1,8 @@
 """Networks of the CIFAR-10 gap experiments: ResNet (He et al. 2016, option A) and PNNH (papers/pnnh.md, section 4).
 
-    PNNH block    y = relu(learner(x) + coder(x))
-                  learner(x) = W_2 * relu(norm(W_1 * x))        trained, hidden width h
-                  coder(x)   = M x,  M = W_dec W_enc            frozen, rank C_B; x >= 0 and W_enc >= 0, so its own relu does nothing
+PNNH block    y = relu(learner(x) + coder(x))
+              learner(x) = W_2 * relu(norm(W_1 * x))        trained, hidden width h
+              coder(x)   = M x,  M = W_dec W_enc            frozen, rank C_B; x >= 0 and W_enc >= 0, so its own relu does nothing
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,9 @@ class NetworkConfig:
     widths: tuple[int, ...] = (16, 32, 64)  # C of each stage
     hidden: tuple[int, ...] = (8, 16, 32)  # h of each stage; resnet: ignored, h = C
     path: str = "pair"  # pair | half | dense | turns | quarter (all C_B <= C/2), identity (C_B = C: residual_half), none (plain)
-    transition: str = "coded"  # coded | misaligned (decoder does not match the next coder) | whole (no coder, full-width learner)
+    transition: str = (
+        "coded"  # coded | misaligned (decoder does not match the next coder) | whole (no coder, full-width learner)
+    )
     scale: float = 0.3  # factor on He's standard deviation for W_2
     norm2: float | None = None  # initial gain of a norm after W_2; None: no norm
     bias2: bool = False  # bias after W_2
@@ -28,7 +30,9 @@ class NetworkConfig:
     head_norm: bool = False  # norm after the last block, before pooling
     carry: bool = False  # path "half": W_1 and W_2 start with the identity on the channels the coder drops
     kernel2: int = 3  # kernel size of W_2
-    reads: str = "all"  # all | code (path "pair": the learner reads the C/2 averages and never sees what the coder drops)
+    reads: str = (
+        "all"  # all | code (path "pair": the learner reads the C/2 averages and never sees what the coder drops)
+    )
     zero_last: bool = False  # resnet: the gain of each block's last norm starts at 0
 
 
@@ -148,7 +152,9 @@ def transition_matrix(config: NetworkConfig, cin: int, cout: int) -> Tensor:
 class ResidualBlock(nn.Module):
     """y = relu(norm(W_2 * relu(norm(W_1 * x))) + shortcut(x)), shortcut of option A: subsample and pad with zeros."""
 
-    def __init__(self, cin: int, cout: int, stride: int, config: NetworkConfig, pieces: Pieces, generator: torch.Generator):
+    def __init__(
+        self, cin: int, cout: int, stride: int, config: NetworkConfig, pieces: Pieces, generator: torch.Generator
+    ):
         super().__init__()
         self.pieces, self.stride, self.more = pieces, stride, cout - cin
         self.conv1, self.norm1 = conv(cin, cout, 3, stride, generator), Norm(cout)
@@ -168,17 +174,33 @@ class ResidualBlock(nn.Module):
 class PnnhBlock(nn.Module):
     """y = relu(learner(x) + coder(x)); with stride 2 the coder pools 2x2 first and changes the width."""
 
-    def __init__(self, cin: int, cout: int, hidden: int, stride: int, index: int, config: NetworkConfig, pieces: Pieces, generator: torch.Generator):
+    def __init__(
+        self,
+        cin: int,
+        cout: int,
+        hidden: int,
+        stride: int,
+        index: int,
+        config: NetworkConfig,
+        pieces: Pieces,
+        generator: torch.Generator,
+    ):
         super().__init__()
         self.pieces, self.stride, self.path = pieces, stride, config.path
         self.whole = stride != 1 and config.transition == "whole"
         if self.whole:
             hidden = cout
         self.reads_code = config.reads == "code" and not self.whole
-        self.conv1 = conv(cin // 2 if self.reads_code else cin, hidden, 3, stride, generator, scale=0.3 if config.carry else 1.0)
+        self.conv1 = conv(
+            cin // 2 if self.reads_code else cin, hidden, 3, stride, generator, scale=0.3 if config.carry else 1.0
+        )
         self.norm1 = Norm(hidden, bias=1.0 if config.carry else 0.0)
         self.conv2 = conv(hidden, cout, config.kernel2, 1, generator, 1.0 if self.whole else config.scale)
-        self.norm2 = Norm(cout, gain=config.norm2 if config.norm2 is not None else 1.0) if self.whole or config.norm2 is not None else None
+        self.norm2 = (
+            Norm(cout, gain=config.norm2 if config.norm2 is not None else 1.0)
+            if self.whole or config.norm2 is not None
+            else None
+        )
         self.bias2 = nn.Parameter(torch.zeros(cout)) if config.bias2 else None
         self.gain = nn.Parameter(torch.ones(cout)) if config.gain else None
         if config.carry and stride == 1:

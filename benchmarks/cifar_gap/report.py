@@ -1,6 +1,6 @@
 """Prints what an engine has finished and what is running. Test errors stay in the file: pass --test for the final rows only.
 
-    python report.py OUT [--test] [--only PREFIX]
+python report.py OUT [--test] [--only PREFIX]
 """
 
 import argparse
@@ -30,9 +30,15 @@ def main() -> None:
             f"{r['train_loss']:6.3f} {r['train_error']:6.2f} {r['seconds']:5.0f}{test}"
         )
     finished = {r["name"] for r in results}
-    latest = {r["name"]: r for r in lines(args.out / "epochs.jsonl") if r["name"] not in finished and r["name"].startswith(args.only)}
+    latest = {
+        r["name"]: r
+        for r in lines(args.out / "epochs.jsonl")
+        if r["name"] not in finished and r["name"].startswith(args.only)
+    }
     for r in latest.values():
-        print(f"  running {r['name']:22} epoch {r['epoch']:3d} val {r['val_error']:6.2f} train {r['train_loss']:6.3f} {r['seconds']:5.0f} s")
+        print(
+            f"  running {r['name']:22} epoch {r['epoch']:3d} val {r['val_error']:6.2f} train {r['train_loss']:6.3f} {r['seconds']:5.0f} s"
+        )
 
 
 if __name__ == "__main__":

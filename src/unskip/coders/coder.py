@@ -169,5 +169,3 @@ def embed_kernel(matrix: Tensor, like: CoderSpec) -> Tensor:
     weight = matrix.new_zeros(*matrix.shape, like.kernel, like.kernel)
     weight[:, :, like.kernel // 2, like.kernel // 2] = matrix
     return weight
-
-

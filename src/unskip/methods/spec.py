@@ -101,7 +101,9 @@ class BlockSpec:
             elif is_activation(module) and act is None:
                 act = module
             else:
-                raise Unsupported(f"its branch holds {describe(module)} where only convolution, norm and activation may stand")
+                raise Unsupported(
+                    f"its branch holds {describe(module)} where only convolution, norm and activation may stand"
+                )
         close()
         return tuple(layers)
 

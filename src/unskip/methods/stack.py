@@ -43,7 +43,9 @@ def stack(block: PNNHBlock, path: str = "the block") -> nn.Sequential:
         elif isinstance(layer.norm, nn.BatchNorm2d) and isinstance(layer.conv, nn.Conv2d):
             convs.append(fuse_conv_bn_eval(layer.conv, layer.norm))
         else:
-            raise ValueError(f"stack: the {type(layer.norm).__name__} in {path} depends on its input; it can't be absorbed.")
+            raise ValueError(
+                f"stack: the {type(layer.norm).__name__} in {path} depends on its input; it can't be absorbed."
+            )
     if block.coder is not None:
         convs = beside(convs, coder_weights(block.coder, convs))
     parts: list[nn.Module] = [*block.pre]

@@ -1,0 +1,5 @@
+"""`python -m unskip` is the command line."""
+
+from unskip.cli import main
+
+main()

@@ -1,0 +1,33 @@
+"""The command line. One file per command; each parses, calls and prints, and has no logic of its own."""
+
+import sys
+
+import typer
+from rich.console import Console
+
+from unskip.cli.models import models
+
+app = typer.Typer(
+    name="unskip",
+    help="Very deep networks without skip connections: build them, train them, see why they train, ship them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(models)
+
+
+@app.callback()
+def _root() -> None:
+    """So that a single command still needs its name."""
+
+
+def main() -> None:
+    """Runs the command line. What a user got wrong is one sentence on stderr and exit code 2, without a traceback."""
+    try:
+        app()
+    except ValueError as error:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(str(error), style="red", markup=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

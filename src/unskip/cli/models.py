@@ -1,0 +1,43 @@
+"""`unskip models`: the networks that have a name."""
+
+import fnmatch
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from unskip.methods.registry import nearest
+from unskip.models import ENTRIES, about
+
+
+def models(
+    pattern: Annotated[str, typer.Argument(help="Only names that match, for instance 'pnnh_*'.")] = "*",
+    paper: Annotated[bool, typer.Option("--paper", help="Only networks that Tables 1 and 2 of the paper list.")] = False,
+) -> None:
+    """Lists the networks: parameters trained and frozen, MACs, skips kept, and the paper's figure beside ours."""
+    names = [name for name in ENTRIES if fnmatch.fnmatch(name, pattern)]
+    if not names:
+        raise ValueError(f"models: no name matches {pattern!r}.{nearest(pattern, list(ENTRIES))}")
+    table = Table(caption="Millions. MACs: one image of the size given. Paper: papers/pnnh.md, Tables 1 and 2.")
+    table.add_column("name", no_wrap=True)
+    for column in ("image", "trained", "frozen", "MACs", "paper"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("skips")
+    for name in names:
+        entry = ENTRIES[name]
+        if paper and entry.paper_params is None:
+            continue
+        line = about(name)
+        table.add_row(
+            name,
+            str(entry.input_size[-1]),
+            f"{line.trained / 1e6:.3f}",
+            f"{line.frozen / 1e6:.3f}",
+            f"{line.macs / 1e6:,.0f}",
+            "" if line.paper_params is None else f"{line.paper_params:g}",
+            line.skips,
+        )
+    # Off a terminal nobody sees the width, and a wrapped table can't be read by programs.
+    console = Console()
+    Console(width=None if console.is_terminal else 120).print(table)
