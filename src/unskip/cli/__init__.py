@@ -6,6 +6,7 @@ import typer
 from rich.console import Console
 
 from unskip.cli.models import models
+from unskip.cli.train import train
 
 app = typer.Typer(
     name="unskip",
@@ -15,6 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(models)
+app.command(context_settings={"ignore_unknown_options": True})(train)
 
 
 @app.callback()

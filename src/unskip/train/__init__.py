@@ -1,5 +1,44 @@
-"""Training."""
+"""Training: recipe, data, loop, penalties and constraints, checkpoints."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from unskip.train.params import param_groups
 
-__all__ = ["param_groups"]
+if TYPE_CHECKING:
+    from unskip.train.loop import Diverged, Stopped
+    from unskip.train.penalties import MaxNorm, Orthogonal, ShiftedDecay
+    from unskip.train.recipe import Recipe, load_recipe, recipe_names
+    from unskip.train.runner import Result, run
+    from unskip.train.sets import DataSet, Split
+
+__all__ = [
+    "DataSet",
+    "Diverged",
+    "MaxNorm",
+    "Orthogonal",
+    "Recipe",
+    "Result",
+    "ShiftedDecay",
+    "Split",
+    "Stopped",
+    "load_recipe",
+    "param_groups",
+    "recipe_names",
+    "run",
+]
+
+# Accelerate and matplotlib take seconds to import, so they wait until somebody trains.
+_HOME = {
+    **dict.fromkeys(("Diverged", "Stopped"), "loop"),
+    **dict.fromkeys(("MaxNorm", "Orthogonal", "ShiftedDecay"), "penalties"),
+    **dict.fromkeys(("Recipe", "load_recipe", "recipe_names"), "recipe"),
+    **dict.fromkeys(("Result", "run"), "runner"),
+    **dict.fromkeys(("DataSet", "Split"), "sets"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'unskip.train' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"unskip.train.{_HOME[name]}"), name)

@@ -16,5 +16,5 @@ def param_groups(network: nn.Module, weight_decay: float, *, decay_all: bool = F
         raise ValueError(f"param_groups: weight_decay={weight_decay} must not be negative; 0 switches it off.")
     if decay_all:
         return [{"params": [p for p in network.parameters() if p.requires_grad], "weight_decay": weight_decay}]
-    named = getattr(network, "no_weight_decay", set)()
+    named: set[str] = getattr(network, "no_weight_decay", set)()
     return param_groups_weight_decay(network, weight_decay, no_weight_decay_list=tuple(named))

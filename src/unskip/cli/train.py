@@ -1,0 +1,50 @@
+"""`unskip train`: trains a network by a recipe."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+STOPPED, DIVERGED = 75, 3  # exit codes; 75 is EX_TEMPFAIL, "try again later"
+
+
+def train(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE] [--FIELD VALUE]...",
+            help="The name of a recipe (see --list) or a TOML file; digits-pnnh-56 unless given. Each field of a "
+            "recipe (see --show) can be overridden: --epochs 3 --lr 0.05 --cuda-graph.",
+        ),
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Where the data set lies. Digits are embedded.")] = None,
+    out: Annotated[str | None, typer.Option(help="The folder of the run; runs/RECIPE unless given.")] = None,
+    resume: Annotated[str, typer.Option(help="auto: go on with the run in OUT if there is one.")] = "never",
+    show: Annotated[bool, typer.Option("--show", help="Print the recipe with its overrides, and end.")] = False,
+    names: Annotated[bool, typer.Option("--list", help="Print the names of the recipes, and end.")] = False,
+) -> None:
+    """Trains a network by a recipe. Prints one line with the result; progress goes to stderr.
+
+    Exit codes: 0 done, 2 something that you gave is wrong, 3 the loss diverged, 75 stopped by SIGTERM or SIGINT after
+    saving (go on with --resume auto).
+    """
+    # Accelerate takes seconds to import, and other commands don't need it.
+    from unskip.train import Diverged, Stopped, recipe_names, run
+    from unskip.train.recipe import parse_command, recipe_text
+
+    if names:
+        for name in recipe_names():
+            print(f"{name:28} {recipe_text(name).splitlines()[0].removeprefix('# ')}")
+        return
+    name, recipe = parse_command(words or [])
+    if show:
+        print(recipe.to_toml(), end="")
+        return
+    try:
+        result = run(recipe, data_dir=data, out=out or f"runs/{name}", resume=resume)  # type: ignore[arg-type]
+    except (Stopped, Diverged) as ended:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(str(ended), style="yellow", markup=False)
+        sys.exit(STOPPED if isinstance(ended, Stopped) else DIVERGED)
+    if result is not None:
+        print(result)

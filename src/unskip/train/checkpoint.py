@@ -1,0 +1,147 @@
+"""Checkpoints: one file, written atomically, loaded with `weights_only`, and the folder of a run around it.
+
+checkpoint.pt         everything that the run needs to go on, at the end of the last update that was saved
+weights.safetensors   the weights alone, for others to load
+best.safetensors      the weights with the lowest validation error so far (recipe.keep = "best")
+recipe.toml           the recipe
+metrics.jsonl         one line for each update, and one for each epoch
+curves.png            loss and error over the run, at its end
+"""
+
+import os
+import pickle
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import torch
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+from torch import Tensor
+
+FORMAT = "unskip-checkpoint-1"
+Resume = Literal["never", "auto"]
+
+
+@contextmanager
+def explained(what: str, path: Path) -> Iterator[None]:
+    """Turns what the file system refuses into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"train: {what} {path} can't be written: {error.strerror or error}. What was saved before "
+            "is untouched; make room or choose another folder (--out), and go on with --resume auto."
+        ) from error
+
+
+def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Writes a file beside `path` and renames it: a kill or a full disk at any moment leaves the old one whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with explained("the file", path):
+        try:
+            with open(temporary, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename last through a power cut, where the system has a way to."""
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class RunFolder:
+    """The folder of a run. Only the main process writes to it."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        self.checkpoint = self.path / "checkpoint.pt"
+        self.metrics = self.path / "metrics.jsonl"
+
+    def open(self, resume: Resume) -> bool:
+        """Makes the folder ready and says whether there is a run to go on with. Never overwrites one."""
+        if resume not in ("never", "auto"):
+            raise ValueError(f"train: resume={resume!r} must be 'never' or 'auto'.")
+        if resume == "auto" and self.checkpoint.exists():
+            return True
+        if resume == "never" and (self.checkpoint.exists() or self.metrics.exists()):
+            raise ValueError(
+                f"train: {self.path} holds a run already. Go on with it (--resume auto), or choose another folder "
+                "(--out)."
+            )
+        with explained("the folder", self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.metrics.unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
+            for leftover in self.path.glob(".*.part"):  # of a process that was killed while it wrote
+                leftover.unlink()
+            probe = self.path / f".probe.{os.getpid()}.part"
+            probe.write_bytes(b"unskip")
+            probe.unlink()
+        return False
+
+    def write_text(self, name: str, text: str) -> None:
+        write_atomically(self.path / name, lambda file: file.write(text.encode()))
+
+    def write_weights(self, name: str, state: dict[str, Tensor]) -> None:
+        """A state dict as safetensors. Tied weights are stored once for each name, so any loader finds them all."""
+        copies = {key: value.detach().to("cpu").clone().contiguous() for key, value in state.items()}
+        data = save_safetensors(copies, metadata={"format": "pt"})
+        write_atomically(self.path / name, lambda file: file.write(data))
+
+    def read_weights(self, name: str) -> dict[str, Tensor]:
+        return load_safetensors((self.path / name).read_bytes())
+
+    def save(self, state: dict[str, Any]) -> None:
+        data = BytesIO()
+        torch.save({"format": FORMAT, **state}, data)
+        write_atomically(self.checkpoint, lambda file: file.write(data.getbuffer()))
+
+    def load(self) -> dict[str, Any]:
+        return load_checkpoint(self.checkpoint)
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint that has been checked: whole, and one of ours. No code in it can run."""
+    foreign = f"train: {path} is no checkpoint of unskip"
+    way_out = "Nothing was changed. Put the right file there, or start anew in another folder (--out)."
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # torch.load does not look at checksums
+        if damaged is not None:
+            raise ValueError(f"train: {path} is damaged: the checksum of {damaged} is wrong. {way_out}")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise ValueError(f"train: {path} can't be read: {error.strerror or error}. {way_out}") from error
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"train: {path} is damaged, or no checkpoint at all: {error}. {way_out}") from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, AttributeError, IndexError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{foreign}, or damaged: {reason} {way_out}") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        kind = state.get("format", "other keys") if isinstance(state, dict) else type(state).__name__
+        raise ValueError(f"{foreign}: it holds {kind!r} where {FORMAT!r} is expected. {way_out}")
+    return state
+
+
+def check_same(found: dict[str, Any], asked: dict[str, Any], what: str, path: Path) -> None:
+    """Refuses to go on with a run under another recipe or on other data, and names what differs."""
+    names = [name for name in {**asked, **found} if found.get(name) != asked.get(name)]
+    if names:
+        differences = ", ".join(f"{name} was {found.get(name)!r} and is {asked.get(name)!r}" for name in names)
+        raise ValueError(
+            f"train: {path} was made with another {what}: {differences}. Give the same again, or start anew in another "
+            "folder (--out)."
+        )

@@ -1,0 +1,64 @@
+"""What a user sees while a network trains: a progress bar on a terminal, a line for each epoch elsewhere. On stderr."""
+
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+
+class Display:
+    """Shows a run. `silent` is for processes other than the main one, and for callers who show it themselves."""
+
+    def __init__(self, *, epochs: int, steps: int, step: int = 0, silent: bool = False) -> None:
+        self.epochs, self.silent = epochs, silent
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.mark = time.perf_counter()  # of the last look
+        self.progress: Progress | None = None
+        if self.console.is_terminal and not silent:
+            columns = (
+                SpinnerColumn(),
+                TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("loss {task.fields[loss]:.4f}  error {task.fields[error]:.2f} %  {task.fields[speed]}"),
+                TimeRemainingColumn(),
+            )
+            self.progress = Progress(*columns, console=self.console, transient=True)
+            self.task = self.progress.add_task(
+                "train", total=epochs * steps, completed=step, epoch=1 + step // steps, epochs=epochs,
+                loss=float("nan"), error=float("nan"), speed="",
+            )  # fmt: skip
+
+    def __enter__(self) -> "Display":
+        if self.progress is not None:
+            self.progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+    def update(self, row: dict[str, Any], images: int) -> None:
+        """The last update that was looked at, and how many images were seen since the look before."""
+        now = time.perf_counter()
+        speed, self.mark = images / max(now - self.mark, 1e-9), now
+        if self.progress is not None:
+            shown = {key: row[key] for key in ("epoch", "loss", "error")}
+            self.progress.update(self.task, completed=row["step"], speed=f"{speed:,.0f} images/s", **shown)
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """One line for a finished epoch, where there is no bar."""
+        if self.progress is None and not self.silent:
+            val = f", validation error {row['val_error']:.2f} %" if "val_error" in row else ""
+            self.console.print(
+                f"epoch {row['epoch']}/{self.epochs}, update {row['step']}: loss {row['loss']:.4f}, "
+                f"error {row['error']:.2f} %{val}, {row['images_per_s']:,.0f} images/s",
+                markup=False,
+            )
+        self.mark = time.perf_counter()  # evaluation is not counted as training
+
+    def say(self, text: str) -> None:
+        if not self.silent:
+            self.console.print(text, style="yellow" if self.console.is_terminal else None, markup=False)

@@ -1,0 +1,147 @@
+"""The machine around a run: Accelerate's device and processes, signals, determinism; all of it put back afterwards."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import AutocastKwargs, DistributedDataParallelKwargs, DistributedType
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from unskip.train import rng
+from unskip.train.recipe import Recipe
+
+
+def make_accelerator(recipe: Recipe) -> Accelerator:
+    """Accelerate with the recipe's device and precision; how many processes there are is the launcher's business."""
+    # Accelerate keeps one global state, which holds the precision of an earlier run in this process.
+    AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
+    handlers: list[Any] = [
+        # Each process keeps its own batch statistics; they are averaged before they are used (see average_norms).
+        DistributedDataParallelKwargs(broadcast_buffers=False),
+        AutocastKwargs(cache_enabled=not recipe.cuda_graph),  # a recorded update must cast anew at each replay
+    ]
+    precision = recipe.precision if recipe.precision in ("bf16", "fp16") else "no"
+    accelerator = Accelerator(mixed_precision=precision, cpu=recipe.device == "cpu", kwargs_handlers=handlers)
+    where = accelerator.device.type
+    if recipe.precision == "fp16" and where != "cuda":
+        raise ValueError(f"recipe: precision='fp16' needs a GPU, and this runs on {where}. Use 'bf16' or 'fp32'.")
+    if recipe.sync_bn and where != "cuda":
+        raise ValueError(f"recipe: sync_bn=true needs GPUs, and this runs on {where}. Set sync_bn=false.")
+    sharded = accelerator.distributed_type == DistributedType.FSDP
+    for name in ("ema", "orthogonal", "max_norm"):
+        if sharded and getattr(recipe, name):
+            raise ValueError(
+                f"recipe: {name}={getattr(recipe, name)} needs whole weights, and FSDP shards them. Use DDP."
+            )
+    return accelerator
+
+
+@contextmanager
+def settled(recipe: Recipe) -> Iterator[None]:
+    """Seeds and determinism for a run. Afterwards the global generators and flags are what they were."""
+    flags = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    with rng.seeded(recipe.seed):
+        try:
+            torch.backends.cudnn.benchmark = not recipe.deterministic
+            if recipe.deterministic:
+                os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS is deterministic with this alone
+                torch.use_deterministic_algorithms(True)
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = flags[0]
+            torch.use_deterministic_algorithms(flags[1])
+            if recipe.deterministic and workspace is None:
+                os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+            elif workspace is not None:
+                os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspace
+
+
+class Stop:
+    """SIGTERM and SIGINT ask for a stop after the update under way; a second one acts as it always does."""
+
+    signals = (signal.SIGTERM, signal.SIGINT)
+
+    def __init__(self) -> None:
+        self.asked = ""  # the name of the signal that came
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Stop":
+        if threading.current_thread() is threading.main_thread():
+            for number in self.signals:
+                self.before[number] = signal.signal(number, self.note)
+        return self
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        self.asked = signal.Signals(number).name
+        self.restore()
+
+    def restore(self) -> None:
+        while self.before:
+            number, handler = self.before.popitem()
+            signal.signal(number, handler)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.restore()
+
+
+# ---------------------------------------------------------------- whole states, also of sharded networks
+
+
+def _sharded(accelerator: Accelerator) -> bool:
+    return accelerator.distributed_type == DistributedType.FSDP
+
+
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def network_state(accelerator: Accelerator, network: nn.Module) -> dict[str, Tensor]:
+    """The network's whole state. All processes must ask; with FSDP only the main one gets it."""
+    if _sharded(accelerator):
+        return get_model_state_dict(network, options=WHOLE)  # type: ignore[return-value]
+    return accelerator.unwrap_model(network).state_dict()
+
+
+def optimizer_state(accelerator: Accelerator, network: nn.Module, optimizer: Any) -> dict[str, Any]:
+    """The optimizer's whole state, its learning rates as numbers."""
+    if _sharded(accelerator):
+        return get_optimizer_state_dict(network, optimizer.optimizer, options=WHOLE)
+    state = optimizer.state_dict()
+    groups = [{**group, "lr": float(group["lr"])} for group in state["param_groups"]]
+    return {"state": state["state"], "param_groups": groups}
+
+
+def load_states(
+    accelerator: Accelerator, network: nn.Module, optimizer: Any, weights: dict[str, Tensor], state: dict[str, Any]
+) -> None:
+    if _sharded(accelerator):
+        set_model_state_dict(network, dict(weights), options=WHOLE)
+        set_optimizer_state_dict(network, optimizer.optimizer, state, options=WHOLE)
+        return
+    accelerator.unwrap_model(network).load_state_dict(weights)
+    optimizer.load_state_dict(state)
+
+
+def average_norms(accelerator: Accelerator, network: nn.Module) -> None:
+    """Running statistics as the mean over all processes, each of which has seen its own part of each batch."""
+    if accelerator.num_processes == 1:
+        return
+    running = [b for name, b in network.named_buffers() if name.endswith(("running_mean", "running_var"))]
+    if running:
+        flat = accelerator.reduce(torch.cat([b.reshape(-1) for b in running]), reduction="mean")
+        for buffer, part in zip(running, flat.split([b.numel() for b in running]), strict=True):
+            buffer.copy_(part.view_as(buffer))

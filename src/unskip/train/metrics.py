@@ -1,0 +1,78 @@
+"""metrics.jsonl: one line for each update and one for each epoch, each exactly once, also after a crash."""
+
+import json
+import math
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from unskip.train.checkpoint import explained
+
+
+class Metrics:
+    """Appends lines. A checkpoint holds the length of the file at its moment; going on cuts the file back to it."""
+
+    def __init__(self, path: Path, length: int = 0, *, tensorboard: Path | None = None, step: int = 0) -> None:
+        self.path = path
+        with explained("the file", path):
+            self.file = open(path, "ab")  # noqa: SIM115 - closed by __exit__
+            if self.file.tell() < length:
+                self.file.close()
+                raise ValueError(
+                    f"train: {path} is shorter than it was when the checkpoint beside it was written. Put it back, or "
+                    "start anew in another folder (--out)."
+                )
+            self.file.truncate(length)
+            self.file.seek(length)
+        self.board = None if tensorboard is None else _summary_writer(tensorboard, step)
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        try:
+            self.file.close()  # may fail on a full disk: then the error that is under way says so already
+        except OSError:
+            if error is None:
+                raise
+        if self.board is not None:
+            self.board.close()
+
+    def write(self, rows: list[dict[str, Any]]) -> None:
+        text = "".join(json.dumps({k: _finite(v) for k, v in row.items()}) + "\n" for row in rows)
+        with explained("the file", self.path):
+            self.file.write(text.encode())
+            self.file.flush()
+        if self.board is not None:
+            for row in rows:
+                for name, value in row.items():
+                    if isinstance(value, float):
+                        self.board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
+
+    def length(self) -> int:
+        """The length of the file once all lines are on the disk."""
+        with explained("the file", self.path):
+            os.fsync(self.file.fileno())
+            return self.file.tell()
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl. A last line that is cut short, by a run that writes now, is left out."""
+    text = Path(path).read_text(encoding="utf-8")
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _summary_writer(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ValueError(
+            "recipe: tensorboard=true needs the package tensorboard; install it with pip install 'unskip[tensorboard]'."
+        ) from error
+    return SummaryWriter(str(folder), purge_step=step + 1)

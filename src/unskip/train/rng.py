@@ -1,0 +1,59 @@
+"""Random states: seeds from keys, and the global generators set for a while and put back.
+
+Order and augmentation draw from generators that are seeded by (seed, epoch) or (seed, epoch, position) and so need no
+state in a checkpoint. Only what the network itself draws while training (dropout, drop path) comes from the global
+generators, whose states a checkpoint holds.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_of(*key: int) -> int:
+    """One seed of 63 bits for a tuple of numbers; different keys give unrelated streams."""
+    return int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def set_seed(*key: int) -> None:
+    """Seeds the global generators of PyTorch, numpy and Python."""
+    seed = seed_of(*key)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def get_state() -> dict[str, Any]:
+    """The states of the global generators, of types that torch.load(weights_only=True) accepts."""
+    _, keys, position, has_gauss, gauss = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "numpy": (torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(gauss)),
+        "python": random.getstate(),
+    }
+
+
+def set_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    version, words, gauss_next = state["python"]
+    random.setstate((version, tuple(words), gauss_next))
+
+
+@contextmanager
+def seeded(*key: int) -> Iterator[None]:
+    """The global generators seeded by a key, and afterwards as they were before."""
+    before = get_state()
+    set_seed(*key)
+    try:
+        yield
+    finally:
+        set_state(before)

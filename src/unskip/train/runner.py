@@ -1,0 +1,165 @@
+"""A whole run: data, network, training, test, and what stays of it in its folder.
+
+result = unskip.train.run("digits-pnnh-56")                                  # a named recipe
+result = unskip.train.run(Recipe(dataset="npz"), network=net, data_dir="usps.npz", out="runs/usps")
+"""
+
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from unskip.models import create_model
+from unskip.surgery import plainify
+from unskip.train import machine, saving, sets
+from unskip.train.checkpoint import Resume, RunFolder, write_atomically
+from unskip.train.curves import draw_curves
+from unskip.train.loop import Training
+from unskip.train.metrics import read_metrics
+from unskip.train.penalties import Constraint, Penalty
+from unskip.train.recipe import Recipe, load_recipe
+from unskip.train.sets import DataSet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came out of a run. Its text is one line."""
+
+    network: str
+    dataset: str
+    test_error: float  # percent, of the weights that the recipe keeps
+    test_loss: float  # cross-entropy
+    test_images: int
+    val_error: float | None  # percent, of the same weights
+    parameters: int  # trained
+    epochs: int
+    steps: int
+    seconds: float  # of all parts of the run, without reading the data
+    stuck: bool  # the training loss ended where guessing is
+    out: str
+
+    def __str__(self) -> str:
+        val = "" if self.val_error is None else f", validation error {self.val_error:.2f} %"
+        return (
+            f"{self.network} on {self.dataset}: test error {self.test_error:.2f} % of {self.test_images:,} images{val}"
+            f", {self.epochs} epochs, {self.steps:,} updates, {self.seconds:.0f} s, in {self.out}"
+        )
+
+
+def run(
+    recipe: str | Path | Recipe,
+    *,
+    network: nn.Module | None = None,
+    data: DataSet | None = None,
+    data_dir: str | Path | None = None,
+    out: str | Path | None = None,
+    resume: Resume = "never",
+    penalties: Sequence[Penalty] = (),
+    constraints: Sequence[Constraint] = (),
+    silent: bool = False,
+) -> Result:
+    """Trains a network and tests it.
+
+    Args:
+        recipe: a Recipe, the name of one, or the path of a TOML file.
+        network: a network of your own, trained in place, instead of the recipe's.
+        data: a data set of your own, instead of the recipe's.
+        data_dir: where the recipe's data set lies.
+        out: the folder of the run; 'runs/' and the recipe's name unless given.
+        resume: 'auto' goes on with the run in `out` if there is one, 'never' refuses to touch it.
+        penalties, constraints: besides those of the recipe.
+        silent: shows nothing.
+
+    Raises:
+        ValueError: something about recipe, data, network or folder is wrong; nothing has been overwritten.
+        Stopped: SIGTERM or SIGINT came; the run is saved, and resume='auto' goes on with it.
+        Diverged: the loss is no number any more.
+    """
+    name = Path(recipe).stem if isinstance(recipe, str | Path) else recipe.network.replace(":", ".")
+    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    with machine.settled(recipe):
+        accelerator = machine.make_accelerator(recipe)
+        data = data or sets.load(recipe, data_dir)
+        network = build_network(recipe, data) if network is None else network
+        try_out(network, data)
+        folder = RunFolder(out or Path("runs") / name)
+        training = Training(accelerator, recipe, network, data, folder, penalties, constraints, silent)
+        training.run(resume)
+        return finish(training)
+
+
+def build_network(recipe: Recipe, data: DataSet) -> nn.Module:
+    """The recipe's network for a data set."""
+    module, colon, function = recipe.network.partition(":")
+    options: dict[str, Any] = {} if recipe.method else dict(recipe.options)
+    sizes: dict[str, Any] = {"num_classes": data.classes, "in_chans": data.channels}
+    if not colon:
+        network = create_model(recipe.network, **sizes, **options)
+    else:
+        try:
+            build = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"recipe: network={recipe.network!r} can't be imported: {error}.") from error
+        network = build(**sizes, **options)
+    return plainify(network, recipe.method, **recipe.options) if recipe.method else network
+
+
+def try_out(network: nn.Module, data: DataSet) -> None:
+    """Refuses a network that doesn't fit the data before anything is written."""
+    shape = (1, data.channels, data.image_size, data.image_size)
+    like = next(network.parameters())
+    training = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            logits = network(torch.zeros(shape, device=like.device, dtype=like.dtype))
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"train: the network can't read images of shape {shape[1:]} (C, H, W): {reason}.") from error
+    finally:
+        network.train(training)
+    if tuple(logits.shape) != (1, data.classes):
+        raise ValueError(
+            f"train: the network returns shape {tuple(logits.shape)} for one image; (1, {data.classes}) is expected, "
+            "one number for each class."
+        )
+
+
+def finish(training: Training) -> Result:
+    """Tests the weights that the recipe keeps, and writes what stays of the run."""
+    recipe, data, folder = training.recipe, training.data, training.folder
+    if recipe.keep == "best":
+        saving.read_weights(training, "best.safetensors")
+    val_error = None if data.val is None else training.evaluate(data.val)[1]
+    test_loss, test_error = training.evaluate(data.test)
+    result = Result(
+        network=recipe.network,
+        dataset=data.name,
+        test_error=test_error,
+        test_loss=test_loss,
+        test_images=len(data.test),
+        val_error=val_error,
+        parameters=sum(p.numel() for p in training.bare.parameters() if p.requires_grad),
+        epochs=recipe.epochs,
+        steps=training.done,
+        seconds=training.seconds,
+        stuck=training.stuck,
+        out=str(folder.path),
+    )
+    saving.write_weights(training, "weights.safetensors")
+    if training.main:
+        guess = data.chance_loss if recipe.loss == "cross_entropy" else None
+        picture = draw_curves(read_metrics(folder.metrics), f"{recipe.network} on {data.name}", guess)
+        write_atomically(folder.path / "curves.png", lambda file: file.write(picture))
+        folder.write_text("result.json", json.dumps(asdict(result), indent=1) + "\n")
+    if result.stuck:
+        training.display.say(
+            f"The network did not learn: its loss ended where guessing is ({data.chance_loss:.3f}). "
+            f"`unskip doctor {recipe.network}` says what to look at."
+        )
+    return result
