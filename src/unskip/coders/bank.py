@@ -1,4 +1,4 @@
-"""The bank: the coders of one network, one per CoderSpec, made when first asked for (Algorithm 1, "copy to all blocks")."""
+"""The bank: the coders of one network, one per CoderSpec (Algorithm 1, "copy to all blocks")."""
 
 import copy
 from typing import Any
@@ -53,13 +53,19 @@ class CoderBank:
         return coder, groups * signs
 
 
-def make_coder(spec: CoderSpec, act: nn.Module, **factory: Any) -> Coder:
-    """A coder with its weights: in closed form, from the cache, or fitted now."""
+def make_coder(
+    spec: CoderSpec,
+    act: nn.Module,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Coder:
+    """A coder with its weights: in closed form, from the cache, or fitted now. On the meta device none of these."""
     act = plain_copy(act)
-    if torch.device(factory.get("device") or torch.get_default_device()).type == "meta":
-        enc, dec = (torch.empty(shape, **factory) for shape in (spec.enc_shape, spec.dec_shape))
-    else:
-        enc, dec = (weight.to(**factory) for weight in coder_weights(spec, act))
+    enc, dec = (torch.empty(shape, device=device, dtype=dtype) for shape in (spec.enc_shape, spec.dec_shape))
+    if not enc.is_meta:
+        for empty, weight in zip((enc, dec), coder_weights(spec, act), strict=True):
+            empty.copy_(weight)
     return Coder(enc, dec, act, spec.depth)
 
 
@@ -96,7 +102,7 @@ def plain_copy(act: nn.Module) -> nn.Module:
     """A copy of an activation that leaves its input alone."""
     act = copy.deepcopy(act)
     if hasattr(act, "inplace"):
-        act.inplace = False
+        act.inplace = False  # type: ignore[assignment]
     return act
 
 

@@ -50,7 +50,8 @@ def load(spec: CoderSpec) -> Fit | None:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             about = file.metadata() or {}
-            enc, dec = file.get_tensor("enc"), file.get_tensor("dec")
+            # Copies: the file is mapped into memory, and may change or shrink while the network lives.
+            enc, dec = file.get_tensor("enc").clone(), file.get_tensor("dec").clone()
         if about.get("key") != key(spec):
             raise ValueError("it was written for another coder")
         if (tuple(enc.shape), tuple(dec.shape)) != (spec.enc_shape, spec.dec_shape):

@@ -137,10 +137,9 @@ class TransitionCoder(nn.Module):
         # As in the block itself, space is pooled by the first convolution of a vanilla block, by the second of a
         # bottleneck: before the only activation, or between the two.
         code = x if self.mix is None else project(x, self.mix[..., None, None])
-        if self.depth == 1:
-            code = self.act(self.pool(code))
-        else:
-            code = self.act(self.pool(self.act(code)))
+        if self.depth == 2:
+            code = self.act(code)
+        code = self.act(self.pool(code))
         if self.spread is not None:
             code = project(code, self.spread[..., None, None])
         return self.target.decode(code)

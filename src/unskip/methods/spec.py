@@ -150,7 +150,7 @@ class BlockSpec:
 
     @property
     def reads_signed(self) -> bool:
-        """Whether the branch reads values of both signs. Without `pre` it reads what a block like itself has written."""
+        """Whether the branch reads both signs. Without `pre` it reads what a block like itself has written."""
         last = self.pre[-1] if self.pre else self.out_act
         if isinstance(last, BatchNormAct2d):
             last = last.act

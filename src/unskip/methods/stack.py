@@ -107,7 +107,7 @@ def beside(convs: list[Conv], coder: list[Tensor]) -> list[Conv]:
 
 
 def beside_grouped(conv: nn.Conv2d, pointwise: Tensor) -> tuple[Tensor, int]:
-    """A grouped convolution beside one that acts on each channel alone: block-diagonal, in as many groups as it can be."""
+    """A grouped convolution beside one on each channel alone: block-diagonal, in as many groups as it can be."""
     size = conv.in_channels // conv.groups  # channels of a group
     code = pointwise.shape[0]
     if conv.in_channels == conv.out_channels and code % size == 0 and conv.groups > 1:

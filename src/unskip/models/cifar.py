@@ -1,4 +1,4 @@
-"""CIFAR ResNets (He et al. 2016, section 4.2) and wide residual networks (Zagoruyko & Komodakis 2016), for 32 px images.
+"""CIFAR ResNets (He et al. 2016, section 4.2) and wide residual networks (Zagoruyko & Komodakis 2016), for 32 px.
 
 He's ResNet-N has 6n + 2 layers, widths 16, 32, 64 and shortcuts without weights (option A) or projections (option B).
 WRN-N-k has 6n + 4 layers, widths 16k, 32k, 64k and pre-activation blocks.
@@ -144,7 +144,8 @@ class CifarResNet(nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         x = self.act1(self.bn1(self.conv1(x)))
-        x = self.layer3(self.layer2(self.layer1(x)))
+        for name in ("layer1", "layer2", "layer3"):
+            x = self.get_submodule(name)(x)
         return self.act(self.norm(x))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:

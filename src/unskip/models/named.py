@@ -10,7 +10,7 @@ from unskip.models.registry import backbone
 
 default_cfgs: dict[str, dict[str, Any]] = {}
 
-CIFAR = {
+CIFAR: dict[str, Any] = {
     "input_size": (3, 32, 32),
     "num_classes": 10,
     "residual": True,
@@ -18,8 +18,8 @@ CIFAR = {
     "classifier": "fc",
     "feature_cfg": {"out_indices": (0, 1, 2)},
 }
-IMAGENET = {"input_size": (3, 224, 224), "num_classes": 1000, "residual": False}
-RESNET = {**IMAGENET, "family": "resnet", "first_conv": "conv1", "classifier": "fc"}
+IMAGENET: dict[str, Any] = {"input_size": (3, 224, 224), "num_classes": 1000, "residual": False}
+RESNET: dict[str, Any] = {**IMAGENET, "family": "resnet", "first_conv": "conv1", "classifier": "fc"}
 
 
 @backbone(family="cifar_resnet", **CIFAR)

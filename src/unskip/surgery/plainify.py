@@ -56,8 +56,8 @@ def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = 
     blocks = list(find_blocks(network))
     if not any(_may_skip(block, path, reader) for path, block, reader in blocks):
         _refuse(
-            f"plainify: {name} has no residual block that a reader knows: it is plain already, or its skip connections "
-            f"stand elsewhere. Known blocks: {', '.join(known_families())}. Add one with unskip.surgery.register_reader.",
+            f"plainify: {name} has no residual block that a reader knows: it is plain already, or its skips stand "
+            f"elsewhere. Known blocks: {', '.join(known_families())}. Add one with unskip.surgery.register_reader.",
             strict,
         )
     for path, block, reader in blocks:

@@ -2,6 +2,7 @@
 
 import dis
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -55,27 +56,30 @@ def known_families() -> list[str]:
     return sorted({f"{cls.__module__.split('.')[0]} {cls.__name__}" for cls in _READERS})
 
 
-def find_blocks(network: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module, Reader | None]]:
+def find_blocks(network: nn.Module) -> Iterator[tuple[str, nn.Module, Reader | None]]:
     """All blocks that a reader knows, in order, and, with None for a reader, those that look residual to no avail.
 
-    Neither is looked into any further.
+    Neither is looked into any further. What looks residual counts only if the network has several of its class.
     """
-    for name, child in network.named_children():
-        at = f"{path}.{name}" if path else name
-        reader = reader_of(child)
-        if reader is not None:
-            yield at, child, reader
-        elif getattr(child, "skip_free", False):
-            continue
-        else:
-            inside = list(find_blocks(child, at))
-            if not inside and isinstance(network, nn.Sequential | nn.ModuleList) and looks_residual(child):
-                yield at, child, None
-            yield from inside
+    classes = Counter(type(module) for module in network.modules())
+
+    def search(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module, Reader | None]]:
+        for name, child in module.named_children():
+            at = f"{path}.{name}" if path else name
+            reader = reader_of(child)
+            if reader is not None:
+                yield at, child, reader
+            elif not getattr(child, "skip_free", False):
+                inside = list(search(child, at))
+                if not inside and classes[type(child)] > 1 and looks_residual(child):
+                    yield at, child, None
+                yield from inside
+
+    yield from search(network, "")
 
 
 def looks_residual(module: nn.Module) -> bool:
-    """A guess at a class that nobody has described: at least one convolution or linear layer, and an addition of its own.
+    """A guess at a class that nobody has described: it holds a convolution or linear layer, and adds something.
 
     It only serves to say which block stopped us, so it may be wrong about a block, but not about a network.
     """

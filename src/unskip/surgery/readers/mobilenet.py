@@ -1,4 +1,4 @@
-"""Readers of MobileNet-V2 blocks, timm's and torchvision's. Their output is linear, so what they read has both signs."""
+"""Readers of MobileNet-V2 blocks, timm's and torchvision's. Their output is linear: what they read is signed."""
 
 import timm.models._efficientnet_blocks as timm_blocks
 import torchvision.models.mobilenetv2

@@ -1,4 +1,4 @@
-"""Readers of ResNet blocks: timm's and torchvision's BasicBlock and Bottleneck, with their wide, ResNeXt and d variants."""
+"""Readers of ResNet blocks: timm's and torchvision's BasicBlock and Bottleneck; wide, ResNeXt and d too."""
 
 import timm.models.resnet
 import torchvision.models.resnet

@@ -51,5 +51,5 @@ def write_mlp(block: nn.Module, skip_free: nn.Module) -> nn.Module:
 def read_timm_mlp(block: nn.Module, path: str) -> BlockSpec:
     if type(block.mlp) is not Mlp:
         raise Unsupported(f"its MLP of class {type(block.mlp).__name__} is not two linear layers in a row")
-    branch = (*parts(block.mlp, "fc1 act drop1 norm fc2 drop2"), *parts(block, "ls2 drop_path2"))  # type: ignore[arg-type]
+    branch = (*parts(block.mlp, "fc1 act drop1 norm fc2 drop2"), *parts(block, "ls2 drop_path2"))
     return BlockSpec(path=path, pre=parts(block, "norm2"), branch=branch, kept=("attention",))

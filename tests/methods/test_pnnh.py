@@ -1,0 +1,179 @@
+"""PNNH block by block: what it reads, what it carries, how wide it is, how it starts."""
+
+import math
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+
+import unskip
+from unskip.coders import Coder, CoderRef, TransitionCoder
+from unskip.methods import PNNH, PNNHBlock, PNNHPaper, method_names
+from unskip.models.cifar import cifar_resnet, wide_resnet
+
+
+def blocks(network: nn.Module) -> list[PNNHBlock]:
+    return [module for module in network.modules() if isinstance(module, PNNHBlock)]
+
+
+@torch.no_grad()
+def test_the_definition() -> None:
+    """y = relu(W_2 relu(bn(W_1 x)) + W_dec relu(W_enc x)), written out with PyTorch's functions."""
+    from torch.nn import functional as F
+
+    block = blocks(unskip.plainify(cifar_resnet(14)))[1].double()
+    x = torch.rand(4, 16, 8, 8, dtype=torch.float64)
+    hidden = F.conv2d(x, block.learner.conv1.weight, padding=1)
+    hidden = (hidden - hidden.mean((0, 2, 3), keepdim=True)) / (
+        hidden.var((0, 2, 3), False, keepdim=True) + 1e-5
+    ).sqrt()
+    learner = F.conv2d(hidden.relu(), block.learner.conv2.weight, padding=1)
+    pairs = x.view(4, 8, 2, 8, 8).mean(2).repeat_interleave(2, dim=1)  # the pair average in words
+    torch.testing.assert_close(block(x), (learner + pairs).relu())
+
+
+@pytest.mark.parametrize(
+    ("network", "index", "hidden", "code"),
+    [
+        (lambda: cifar_resnet(14), 1, 8, 8),  # vanilla: H = C, C_B = C/2
+        (lambda: timm.create_model("resnet26"), 1, 32, 32),  # bottleneck: H = C_low, C_B = C_low/2
+        (lambda: torchvision.models.mobilenet_v2(), 1, 144 - 12, 12),  # inverted: H = C_high, C_B = C/2
+        (lambda: timm.create_model("vit_tiny_patch16_224", depth=1), 0, 768 - 96, 96),  # MLP: H = 4C, C_B = C/2
+    ],
+    ids=["vanilla", "bottleneck", "inverted", "mlp"],
+)
+def test_widths(network: object, index: int, hidden: int, code: int) -> None:
+    block = [b for b in blocks(unskip.plainify(network())) if not isinstance(b.coder, TransitionCoder)][
+        index - (index > 0)
+    ]
+    assert block.learner[0].weight.shape[0] == hidden
+    coder = block.coder.coder if isinstance(block.coder, CoderRef) else block.coder
+    assert coder.enc.shape[0] == code
+
+
+@torch.no_grad()
+def test_a_coded_transition_writes_what_the_next_coder_reads() -> None:
+    """Every input channel survives: pooled, it comes out of the next coder unchanged."""
+    network = unskip.plainify(cifar_resnet(14)).double()
+    transition, following = network.layer2[0], network.layer2[1]
+    x = torch.rand(2, 16, 8, 8, dtype=torch.float64)
+    written = transition.coder(x)
+    assert written.shape == (2, 32, 4, 4)
+    torch.testing.assert_close(following.coder(written.relu()), written)
+    pooled = torch.nn.functional.avg_pool2d(x, 2)
+    torch.testing.assert_close(written.view(2, 16, 2, 4, 4), (pooled / math.sqrt(2))[:, :, None].expand(2, 16, 2, 4, 4))
+
+
+def test_a_coded_transition_fits_odd_sizes() -> None:
+    network = unskip.plainify(cifar_resnet(8))
+    assert network(torch.randn(2, 3, 17, 21)).shape == (2, 10)
+
+
+@torch.no_grad()
+def test_whole_transitions_are_the_block_without_its_shortcut() -> None:
+    residual = cifar_resnet(14).eval()
+    network = unskip.plainify(residual, transition="whole")
+    x = torch.rand(2, 16, 8, 8)
+    old = residual.layer2[0]
+    expected = old.bn2(old.conv2(old.bn1(old.conv1(x)).relu())).relu()
+    torch.testing.assert_close(network.layer2[0](x), expected)
+
+
+@torch.no_grad()
+def test_pre_activation_blocks_read_the_activated_input() -> None:
+    """Raw x of a WRN block has both signs; coder and learner read relu(norm(x))."""
+    block = blocks(unskip.plainify(wide_resnet(16, 1)))[1].double()
+    x = torch.randn(8, 16, 4, 4, dtype=torch.float64)
+    read = block.pre(x)
+    assert read.min() >= 0
+    torch.testing.assert_close(block(x), block.learner(read) + block.coder(read))
+
+
+@torch.no_grad()
+def test_linear_outputs_keep_their_sign_or_lose_it_as_asked() -> None:
+    paired = unskip.plainify(torchvision.models.mobilenet_v2(), signed="paired").eval()
+    rectified = unskip.plainify(torchvision.models.mobilenet_v2(), signed="rectify").eval()
+    outputs: dict[str, torch.Tensor] = {}
+    for name, network in (("paired", paired), ("rectified", rectified)):
+        network.features[3].register_forward_hook(lambda m, i, o, name=name: outputs.__setitem__(name, o))
+        network(torch.randn(1, 3, 64, 64))
+    assert outputs["paired"].min() < 0
+    assert outputs["rectified"].min() >= 0
+    for block in rectified.features[1:-1]:
+        assert any(isinstance(m, nn.ReLU6) for m in list(block.children())[-1:]), "also what a transition writes"
+
+
+@torch.no_grad()
+def test_mlp_reads_the_norm_and_has_no_activation_after_the_sum() -> None:
+    block = blocks(unskip.plainify(timm.create_model("vit_tiny_patch16_224", depth=1)))[0]
+    x = 3 * torch.randn(2, 4, 192) + 1
+    read = block.pre(x)
+    torch.testing.assert_close(read.mean(-1), torch.zeros(2, 4), atol=1e-4, rtol=0)
+    torch.testing.assert_close(block(x), block.learner(read) + block.coder(read))
+    # The coder is a good one for normal inputs: it keeps half of the variance.
+    z = torch.randn(5000, 192)
+    assert (block.coder(z) - z).square().mean() < 0.52
+
+
+def test_no_coder_at_all() -> None:
+    network = unskip.plainify(cifar_resnet(8), pretext="none")
+    assert not any(isinstance(module, Coder) for module in network.modules())
+    assert blocks(network)[0].learner.conv1.out_channels == 8
+
+
+def test_scale_and_norm_options() -> None:
+    base, scaled, both = (
+        blocks(unskip.plainify(cifar_resnet(8), **options))[0] for options in ({"scale": 1}, {}, {"norm": "both"})
+    )
+    he = math.sqrt(2 / (8 * 9))
+    assert base.learner.conv2.weight.std().item() == pytest.approx(he, rel=0.1)
+    assert scaled.learner.conv2.weight.std().item() == pytest.approx(0.3 * he, rel=0.1)
+    assert [name for name, _ in base.learner.named_children()] == ["conv1", "norm1", "act1", "conv2"]
+    assert [name for name, _ in both.learner.named_children()] == ["conv1", "norm1", "act1", "conv2", "norm2"]
+
+
+def test_the_papers_setting_has_its_own_name() -> None:
+    paper = PNNHPaper()
+    assert (paper.pretext, paper.scale, paper.transition, paper.norm, paper.ratio) == (
+        "rectified_normal",
+        1.0,
+        "whole",
+        "first",
+        0.5,
+    )
+    assert {"plain", "pnnh", "pnnh_paper", "residual_half"} <= set(method_names())
+
+
+def test_drop_path_moves_to_the_learner() -> None:
+    network = unskip.plainify(timm.create_model("resnet18", drop_path_rate=0.4))
+    assert blocks(network)[-1].drop_path.drop_prob == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"ratio": 1.0}, "ratio=1.0 .* 'residual_half'"),
+        ({"ratio": 0}, "ratio=0 "),
+        ({"pretext": "rectified"}, "pretext='rectified' is not known"),
+        ({"norm": "second"}, "norm='second'"),
+        ({"transition": "half"}, "transition='half'"),
+        ({"signed": "abs"}, "signed='abs'"),
+        ({"scale": -1}, "scale=-1"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        PNNH(**options)
+
+
+@torch.no_grad()
+def test_residual_half_keeps_the_shortcut() -> None:
+    residual = wide_resnet(10, 1)
+    network = unskip.plainify(residual, "residual_half", scale=0.0)
+    x = torch.randn(2, 16, 8, 8)
+    torch.testing.assert_close(network.layer1[0](x), x)
+    assert network.layer1[0].learner.conv1.out_channels == 8
+    post = unskip.plainify(cifar_resnet(8), "residual_half", scale=0.0)
+    torch.testing.assert_close(post.layer1[0](x.relu()), x.relu())
