@@ -59,7 +59,8 @@ def known_families() -> list[str]:
 def find_blocks(network: nn.Module) -> Iterator[tuple[str, nn.Module, Reader | None]]:
     """All blocks that a reader knows, in order, and, with None for a reader, those that look residual to no avail.
 
-    Neither is looked into any further. What looks residual counts only if the network has several of its class.
+    Neither is looked into any further. What looks residual counts only if the network has several of its class, or if
+    it derives from a class that a reader knows.
     """
     classes = Counter(type(module) for module in network.modules())
 
@@ -71,9 +72,12 @@ def find_blocks(network: nn.Module) -> Iterator[tuple[str, nn.Module, Reader | N
                 yield at, child, reader
             elif not getattr(child, "skip_free", False):
                 inside = list(search(child, at))
-                if not inside and classes[type(child)] > 1 and looks_residual(child):
+                known = any(found is not None for _, _, found in inside)
+                suspect = classes[type(child)] > 1 or isinstance(child, tuple(_READERS))
+                if not known and suspect and looks_residual(child):
                     yield at, child, None
-                yield from inside
+                else:
+                    yield from inside
 
     yield from search(network, "")
 

@@ -1,0 +1,109 @@
+"""Compiling, exporting and distributing one network of each family."""
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from tests.models.test_every_name import create, images
+
+FAMILIES = ["pnnh_resnet20", "pnnh_wrn16_8", "pnnh_resnet18", "pnnh_resnet50", "pnnh_mobilenetv2", "pnnh_vit_tiny"]
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "plain_resnet20", pytest.param("pnnh_swin_tiny", marks=pytest.mark.full)])
+def test_compiles_to_one_graph(name: str) -> None:
+    """Forward and backward, `fullgraph`, against eager."""
+    torch._dynamo.reset()
+    network = create(name).train()
+    for module in network.modules():  # BatchNorm of two images and no pixels would only measure its noise
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    twin = copy.deepcopy(network)
+    x = images(name, 4)
+    compiled = torch.compile(twin, backend="aot_eager", fullgraph=True)
+    expected, actual = network(x), compiled(x)
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
+    expected.sum().backward()
+    actual.sum().backward()
+    for (path, p), q in zip(network.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=2e-2, atol=2e-2 * p.grad.abs().max().item() + 1e-6, msg=path)
+
+
+@pytest.mark.parametrize("name", ["pnnh_resnet20", "pnnh_vit_tiny"])
+@torch.no_grad()
+def test_inductor(name: str) -> None:
+    torch._dynamo.reset()
+    network = create(name, **({"depth": 2} if "vit" in name else {})).eval()
+    x = images(name)
+    compiled = torch.compile(network, fullgraph=True)
+    torch.testing.assert_close(compiled(x), network(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, pytest.param("pnnh_swin_tiny", marks=pytest.mark.full)])
+@torch.no_grad()
+def test_exports(name: str) -> None:
+    network = create(name).eval()
+    x = images(name)
+    program = torch.export.export(network, (x,))
+    torch.testing.assert_close(program.module()(x), network(x))
+    coders = [key for key in program.state_dict if key.endswith(".enc")]
+    assert len(coders) == len([key for key in network.state_dict() if key.endswith(".enc")])
+
+
+DDP = """
+import os, sys, torch, torch.distributed as dist, timm, unskip
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(rank)  # replicas start different, DDP makes them equal
+net = torch.nn.parallel.DistributedDataParallel(timm.create_model(sys.argv[1], **eval(sys.argv[2])))
+opt = torch.optim.SGD(unskip.param_groups(net, 1e-4), lr=0.1)
+for _ in range(2):
+    x = torch.randn(2, 3, int(sys.argv[3]), int(sys.argv[3]))
+    opt.zero_grad(); net(x).square().mean().backward(); opt.step()
+flat = torch.cat([p.detach().flatten() for p in net.parameters()] + [b.flatten() for n, b in net.named_buffers() if "coder" in n])
+both = [torch.empty_like(flat) for _ in range(2)]
+dist.all_gather(both, flat)
+assert torch.isfinite(flat).all() and torch.equal(*both), "replicas differ"
+if rank == 0: print("equal", len(flat))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "side"),
+    [
+        ("pnnh_resnet20", {}, 16),
+        pytest.param("pnnh_resnet18", {}, 32, marks=pytest.mark.full),
+        pytest.param("pnnh_wrn16_8", {}, 8, marks=pytest.mark.full),
+        pytest.param("pnnh_resnet50", {}, 32, marks=pytest.mark.full),
+        pytest.param("pnnh_mobilenetv2", {}, 32, marks=pytest.mark.full),
+        pytest.param("pnnh_swin_tiny", {"img_size": 64, "pretext": "group_average"}, 64, marks=pytest.mark.full),
+        ("pnnh_vit_tiny", {"img_size": 32, "depth": 2, "pretext": "group_average"}, 32),
+    ],
+)
+def test_two_processes_stay_equal_under_ddp(name: str, arguments: dict, side: int, tmp_path: Path) -> None:
+    script = tmp_path / "ddp.py"
+    script.write_text(DDP)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
+    run = subprocess.run(
+        [*command, name, repr(arguments), str(side)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "equal" in run.stdout
+
+
+def test_timm_finds_the_names() -> None:
+    assert "pnnh_resnet110" in timm.list_models("pnnh_*")
+    parameters = sum(p.numel() for p in timm.create_model("pnnh_resnet110").parameters() if p.requires_grad)
+    assert 0.80e6 < parameters < 0.92e6

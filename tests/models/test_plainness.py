@@ -1,0 +1,90 @@
+"""A CNN named `plain_` or `pnnh_` is plain, on its traced graph, not by its name."""
+
+import operator
+
+import pytest
+import torch
+from torch import fx, nn
+
+import unskip
+from unskip.methods import stacked
+from unskip.models import ENTRIES
+
+CNNS = [name for name, entry in ENTRIES.items() if entry.family not in ("swin", "vit") and entry.method]
+QUICK = {"plain_resnet20", "pnnh_resnet20", "pnnh_wrn16_8", "pnnh_resnet18", "pnnh_resnet50", "pnnh_mobilenetv2"}
+NAMES = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.full]) for name in CNNS]
+
+ADD = {operator.add, operator.iadd, torch.ops.aten.add.Tensor, torch.ops.aten.add_.Tensor}
+ACTIVATIONS = ("relu", "relu_", "hardtanh", "hardtanh_")
+
+
+def graph(network: nn.Module, side: int) -> torch.export.ExportedProgram:
+    return torch.export.export(network.eval(), (torch.randn(1, 3, side, side),))
+
+
+def additions(program: torch.export.ExportedProgram) -> list[fx.Node]:
+    """Additions of two activations; the additions of a norm's counters and of constants are none."""
+    tensors = [n for n in program.graph.nodes if n.op == "call_function" and n.target in ADD]
+    return [n for n in tensors if all(isinstance(a, fx.Node) and a.op == "call_function" for a in n.args[:2])]
+
+
+def weight_of(node: fx.Node, program: torch.export.ExportedProgram) -> str:
+    """The name of the weight in the convolution that made this node, looking through norms."""
+    while "conv" not in str(node.target):
+        assert "batch_norm" in str(node.target), f"{node} ({node.target}) is neither convolution nor norm"
+        node = node.args[0]
+    placeholder = node.args[1]
+    signature = program.graph_signature
+    return {**signature.inputs_to_parameters, **signature.inputs_to_buffers}[placeholder.name]
+
+
+def ancestors(node: fx.Node) -> set[fx.Node]:
+    found, queue = set(), [node]
+    while queue:
+        for parent in queue.pop().all_input_nodes:
+            if parent not in found:
+                found.add(parent)
+                queue.append(parent)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_addition_joins_input_and_output(name: str) -> None:
+    network = unskip.create_model(name)
+    side = 32 if ENTRIES[name].input_size[-1] == 32 else 64
+    program = graph(network, side)
+    sums = additions(program)
+    if name.startswith("plain_"):
+        assert not sums
+        return
+    # Each addition is learner + coder: one side ends in a trained convolution, the other in a coder's decoder, and
+    # neither side is computed from the other.
+    assert len(sums) == sum(type(m).__name__ == "PNNHBlock" and m.coder is not None for m in network.modules())
+    for node in sums:
+        learner, coder = node.args[:2]
+        assert "learner" in weight_of(learner, program)
+        assert weight_of(coder, program).endswith(".dec")
+        assert learner not in ancestors(coder)
+        assert coder not in ancestors(learner)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_the_stacked_form_every_activation_has_one_consumer(name: str) -> None:
+    network = stacked(unskip.create_model(name).eval())
+    side = 32 if ENTRIES[name].input_size[-1] == 32 else 64
+    program = graph(network, side)
+    assert not additions(program)
+    computed = [node for node in program.graph.nodes if node.op == "call_function"]
+    activations = [node for node in computed if any(f"aten.{a}." in f"{node.target}." for a in ACTIVATIONS)]
+    assert len(activations) >= 10
+    for node in computed:
+        assert len(node.users) == 1, f"{node} is read by {list(node.users)}"
+
+
+def test_the_test_sees_a_skip() -> None:
+    """A residual network fails both."""
+    program = graph(unskip.create_model("resnet20"), 16)
+    assert len(additions(program)) == 9
+    node = additions(program)[0]
+    assert any(side in ancestors(other) for side, other in (node.args[:2], node.args[1::-1]))
+    assert any(len(node.users) > 1 for node in program.graph.nodes if node.op == "call_function")
