@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def near_far(clean: Tensor, noisy: Tensor) -> float:
-    """Distance between an image and its noisy copy over the distance between two different images, at one layer.
+    """Distance between an image and its noisy copy over the distance between two different images, at one layer::
 
         near_far = median_i |f(x_i) - f(x_i + n_i)| / median_{i<j} |f(x_i) - f(x_j)|
 
