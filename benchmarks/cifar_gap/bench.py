@@ -1,6 +1,8 @@
-"""Milliseconds per training step at batch 128: ResNet-110 and PNNH-110, alone and several at a time, eager and compiled pieces, all as CUDA graphs.
+"""Milliseconds per training step at batch 128, alone and several at a time.
 
-python bench.py --out FILE
+Eager, compiled pieces or fused blocks; each whole step is one CUDA graph.
+
+python bench.py --out FILE [--modes eager compiled fused]
 """
 
 import argparse
@@ -26,74 +28,83 @@ class RandomData(Data):
 
     def __init__(self, device: str, n: int = 4096):
         self.device = device
-        images, labels = (
-            torch.randint(256, (n, 32, 32, 3), dtype=torch.uint8, device=device),
-            torch.randint(10, (n,), device=device),
-        )
-        self.train = self.val = self.test = images, labels
+        images = torch.randint(256, (n, 32, 32, 3), dtype=torch.uint8, device=device)
+        self.train = self.val = self.test = images, torch.randint(10, (n,), device=device)
         self.padded = F.pad(images, (0, 0, 4, 4, 4, 4))
 
 
-def ms_per_step(trainers: list[Trainer], steps: int) -> float:
-    """Wall-clock milliseconds per step of one network when all train at the same time, divided by their number."""
+def all_of_them(trainers: list[Trainer], steps: int) -> float:
+    """Seconds until every network has done its steps, all at the same time."""
 
-    def work(trainer: Trainer, n: int) -> None:
+    def work(trainer: Trainer) -> None:
         with torch.cuda.stream(trainer.stream):
             trainer.cursor.zero_()
-            trainer.replay(n)
+            trainer.replay(steps)
 
-    def all_of_them(n: int) -> float:
-        threads = [threading.Thread(target=work, args=(t, n)) for t in trainers]
-        start = time.perf_counter()
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
-        return time.perf_counter() - start
+    threads = [threading.Thread(target=work, args=(t,)) for t in trainers]
+    start = time.perf_counter()
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    return time.perf_counter() - start
 
-    all_of_them(10)
-    return min(all_of_them(steps) for _ in range(2)) * 1000 / steps / len(trainers)
+
+def ms_per_step(trainers: list[Trainer], steps: int) -> float:
+    """Milliseconds per step and network."""
+    all_of_them(trainers, 10)
+    return min(all_of_them(trainers, steps) for _ in range(2)) * 1000 / steps / len(trainers)
+
+
+def compare(name: str, data: Data) -> dict[str, float]:
+    """Relative difference between fused and eager after one step from the same weights on the same batch."""
+    ends = []
+    for mode in ("eager", "fused"):
+        trainer = Trainer(name, NETWORKS[name], TrainConfig(epochs=20, warmup=0), data, mode)
+        with torch.cuda.stream(trainer.stream):
+            trainer.next_epoch()
+            trainer.replay(1)
+        ends.append(
+            (
+                trainer.flat.momentum.clone(),
+                torch.cat([b.flatten().float() for b in trainer.network.buffers()]),
+                trainer.sums[0].item(),
+            )
+        )
+    (g0, b0, l0), (g1, b1, l1) = ends
+    return {
+        "gradient": ((g1 - g0).norm() / g0.norm()).item(), "statistics": ((b1 - b0).norm() / b0.norm()).item(),
+        "loss_eager": l0, "loss_fused": l1,
+    }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--modes", nargs="+", default=["fused"])
+    parser.add_argument("--at-a-time", nargs="+", type=int, default=[1, 4, 8, 12])
     args = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     data, rows = RandomData("cuda"), []
     print(torch.__version__, torch.cuda.get_device_name(), "cudnn", torch.backends.cudnn.version(), flush=True)
-
-    def build(name: str, compile_pieces: bool) -> Trainer:
-        return Trainer(name, NETWORKS[name], TrainConfig(epochs=20), data, compile_pieces)
 
     def record(**row) -> None:
         rows.append(row)
         args.out.write_text(json.dumps(rows, indent=1))
         print(row, flush=True)
 
-    best = {}
-    for compile_pieces in (False,) if args.no_compile else (False, True):
-        for name in NETWORKS if not compile_pieces else ("resnet110", "pnnh110"):
-            start = time.perf_counter()
-            try:
-                trainer = build(name, compile_pieces)
+    for mode in args.modes:
+        for name, network in NETWORKS.items():
+            if mode == "fused":
+                record(network=name, **compare(name, data))
+            trainers = []
+            for n in args.at_a_time:
+                start = time.perf_counter()
+                trainers += [
+                    Trainer(name, network, TrainConfig(epochs=20), data, mode) for _ in range(n - len(trainers))
+                ]
                 built = time.perf_counter() - start
-                ms = ms_per_step([trainer], 80)
-            except Exception as error:
-                record(network=name, compiled=compile_pieces, error=f"{type(error).__name__}: {error}"[:600])
-                continue
-            loss = (trainer.sums[0]).item()
-            record(network=name, compiled=compile_pieces, at_a_time=1, ms=ms, build_seconds=built, finite=loss == loss)
-            if name == "pnnh110":
-                best["pnnh", compile_pieces] = ms
-    compile_pieces = best.get(("pnnh", True), 1e9) < best[("pnnh", False)]
-    for name in ("pnnh110", "resnet110"):
-        trainers = []
-        for n in (2, 4, 8, 12) if name == "pnnh110" else (8,):
-            trainers += [build(name, compile_pieces) for _ in range(n - len(trainers))]
-            record(network=name, compiled=compile_pieces, at_a_time=n, ms=ms_per_step(trainers, 40))
-    print("memory GiB", torch.cuda.max_memory_allocated() / 2**30)
+                record(network=name, mode=mode, at_a_time=n, ms=ms_per_step(trainers, 60), build_seconds=built)
 
 
 if __name__ == "__main__":

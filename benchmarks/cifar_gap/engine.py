@@ -1,23 +1,27 @@
 """Trains many small CIFAR-10 networks at a time on one GPU; every whole training step is one CUDA graph.
 
-    python engine.py --data DIR --out DIR --queue queue.json --slots 8          # runs until the file DIR/stop exists
+    python engine.py --data DIR --out DIR --queue queue.json --slots 8          # until the file OUT/stop exists
 
 The queue is a JSON list of jobs, {"name": ..., "network": {fields of NetworkConfig}, "train": {fields of TrainConfig}}.
 It is read again whenever a slot is free, so jobs can be added while others train; a name runs once.
 Results go to OUT/epochs.jsonl (one line an epoch) and OUT/results.jsonl (one line a finished job).
 
-Recipe: papers/pnnh.md, section 5.2 (SGD, momentum 0.9, batch 128, learning rate 0.1, cosine, weight decay 3e-4), fewer epochs, one epoch of warm-up.
-Arithmetic: bfloat16 convolutions and activations, float32 master weights, normalisation statistics, head, loss and update.
+Recipe: papers/pnnh.md, section 5.2 (SGD, momentum 0.9, batch 128, learning rate 0.1, cosine, weight decay 3e-4),
+with fewer epochs and one epoch of warm-up.
+Arithmetic: bfloat16 convolutions and activations; float32 master weights, norm statistics, head, loss and update.
 """
 
 import argparse
+import gc
 import json
 import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -93,62 +97,141 @@ def images_of(x: Tensor) -> Tensor:
     return x.permute(0, 3, 1, 2)  # NHWC memory seen as NCHW: channels_last
 
 
+class Gate:
+    """Many train at once (shared); while one is built and captured, nothing else may touch the device (alone)."""
+
+    def __init__(self):
+        self.condition, self.inside, self.wanted = threading.Condition(), 0, 0
+
+    @contextmanager
+    def shared(self):
+        with self.condition:
+            self.condition.wait_for(lambda: self.wanted == 0)
+            self.inside += 1
+        try:
+            yield
+        finally:
+            with self.condition:
+                self.inside -= 1
+                self.condition.notify_all()
+
+    @contextmanager
+    def alone(self):
+        with self.condition:
+            self.wanted += 1
+            self.condition.wait_for(lambda: self.inside == 0)
+        try:
+            yield
+        finally:
+            with self.condition:
+                self.wanted -= 1
+                self.condition.notify_all()
+
+
 # ---------------------------------------------------------------- one network
 
 
 class Flat:
-    """Trained parameters as slices of flat tensors: one float32 master, and a bfloat16 copy of the convolutions that the network computes with."""
+    """Trained parameters as slices of flat tensors: a float32 master with its gradient and momentum, and a bfloat16
+    copy of the convolutions that the network computes with. Fused blocks read and write the slices themselves; the
+    rest goes through autograd."""
 
-    def __init__(self, network: Network, config: TrainConfig, device: str):
-        named = list(network.named_parameters())
-        self.convs = [p for _, p in named if p.ndim == 4]
-        self.small = [p for _, p in named if p.ndim != 4]
-        self.params = self.convs + self.small
-        flat = [p.detach().permute(0, 2, 3, 1).reshape(-1) for p in self.convs]
-        self.split = sum(map(len, flat))
-        self.master = torch.cat(flat + [p.detach().reshape(-1) for p in self.small]).to(device)
+    def __init__(self, network: Network, config: TrainConfig, device: str, fuse: bool):
+        named = sorted(network.named_parameters(), key=lambda item: item[1].ndim != 4)  # convolutions first
+        order = [p.detach().permute(0, 2, 3, 1) if p.ndim == 4 else p.detach() for _, p in named]
+        self.master = torch.cat([p.reshape(-1) for p in order]).to(device)
+        self.split = sum(p.numel() for _, p in named if p.ndim == 4)
         self.work = self.master[: self.split].bfloat16()
-        self.momentum = torch.zeros_like(self.master)
-        last = torch.cat([torch.full((p.numel(),), ".conv2.weight" in n) for n, p in named if p.ndim == 4])
-        last = F.pad(last, (0, len(self.master) - self.split)).to(device)
+        self.grad, self.momentum = torch.zeros_like(self.master), torch.zeros_like(self.master)
+        last = torch.cat([torch.full((p.numel(),), ".conv2.weight" in name) for name, p in named]).to(device)
         self.decay = torch.where(last, config.weight_decay * config.decay_last, config.weight_decay)
         self.rate = torch.where(last, config.lr_last, 1.0)
         self.clip = config.clip
-        offset = 0
-        for p in self.params:
-            n = p.numel()
+        at, slices = 0, {}
+        for _, p in named:
+            here = slice(at, at + p.numel())
+            slices[p] = here
+            at = here.stop
             if p.ndim == 4:
                 o, i, kh, kw = p.shape
-                p.data = self.work[offset : offset + n].view(o, kh, kw, i).permute(0, 3, 1, 2)
+                p.data = self.work[here].view(o, kh, kw, i).permute(0, 3, 1, 2)
             else:
-                p.data = self.master[offset : offset + n].view(p.shape)
-            offset += n
+                p.data = self.master[here].view(p.shape)
+        blocks = [block for block in network.blocks if fuse and block.can_fuse]
+        self.fuse(blocks, slices, device)
+        inside = {p for block in blocks for p in block.parameters()}
+        self.leaves = [p for _, p in named if p not in inside]
+        self.leaf_slices = [slices[p] for p in self.leaves]
 
-    def update(self, grads: list[Tensor], lr: Tensor) -> None:
-        k = len(self.convs)
-        convs = torch.cat([g.permute(0, 2, 3, 1).reshape(-1) for g in grads[:k]]).float()
-        g = torch.cat([convs, *[g.reshape(-1) for g in grads[k:]]])
+    def fuse(self, blocks: list, slices: dict, device: str) -> None:
+        norms = [n for block in blocks for n in (block.norm1, block.norm2) if n is not None]
+        total = sum(len(n.weight) for n in norms)
+        self.sums = torch.zeros(2, total, device=device)  # of each normalised channel and of its square
+        self.mean, self.var, self.count = (
+            torch.zeros(total, device=device),
+            torch.ones(total, device=device),
+            torch.ones(total, device=device),
+        )
+        at, views = 0, {None: None}
+        for block in blocks:
+            for n in (block.norm1, block.norm2):
+                if n is None:
+                    continue
+                here = slice(at, at + len(n.weight))
+                at = here.stop
+                n.mean, n.var = self.mean[here], self.var[here]
+                self.count[here] = BATCH * block.size**2
+                views[n] = (
+                    self.sums[0, here],
+                    self.sums[1, here],
+                    n.weight.detach(),
+                    n.bias.detach(),
+                    self.grad[slices[n.weight]],
+                    self.grad[slices[n.bias]],
+                )
+            w1, w2 = slices[block.conv1.weight], slices[block.conv2.weight]
+            block.fused = SimpleNamespace(
+                w1=self.work[w1], w2=self.work[w2], dw1=self.grad[w1], dw2=self.grad[w2],
+                norm1=views[block.norm1], norm2=views[block.norm2], path=block.path, last=block.last,
+            )  # fmt: skip
+
+    def zero(self) -> None:
+        self.grad.zero_()
+        self.sums.zero_()
+
+    def update(self, leaf_grads: tuple[Tensor, ...], lr: Tensor) -> None:
+        for g, here in zip(leaf_grads, self.leaf_slices, strict=True):
+            self.grad[here].copy_(g.permute(0, 2, 3, 1).reshape(-1) if g.ndim == 4 else g.reshape(-1))
+        g = self.grad
         if self.clip is not None:
             g = g * (self.clip / g.norm()).clamp(max=1.0)
-        g = g + self.decay * self.master
-        self.momentum.mul_(0.9).add_(g)
+        self.momentum.mul_(0.9).add_(g).addcmul_(self.decay, self.master)
         self.master.sub_(lr * self.rate * self.momentum)
         self.work.copy_(self.master[: self.split])
+        mean = self.sums[0] / self.count
+        self.mean.lerp_(mean, 0.1)
+        self.var.lerp_((self.sums[1] / self.count - mean**2) * (self.count / (self.count - 1)), 0.1)
 
 
 class Trainer:
     """One network, its schedule and its captured step. On the CPU (tests) the step runs eagerly."""
 
     def __init__(
-        self, name: str, network: NetworkConfig, config: TrainConfig, data: Data, compile_pieces: bool = False
+        self,
+        name: str,
+        network: NetworkConfig,
+        config: TrainConfig,
+        data: Data,
+        mode: str = "fused",
+        gate: Gate | None = None,
     ):
-        self.name, self.config, self.data = name, config, data
+        self.name, self.config, self.data, self.gate = name, config, data, gate or Gate()
         device = data.device
         self.steps = len(data.train[1]) // BATCH
-        self.network = Network(network, config.seed, compile_pieces)
+        self.network = Network(network, config.seed, compile_pieces=mode == "compiled")
         self.parameters = trained_parameters(self.network)
         self.network.to(device)
-        self.flat = Flat(self.network, config, device)
+        self.flat = Flat(self.network, config, device, fuse=mode == "fused")
         self.generator = torch.Generator(device).manual_seed(config.seed)
         self.images = torch.zeros(len(data.train[1]), 32, 32, 3, dtype=torch.bfloat16, device=device)
         self.labels = torch.zeros(len(data.train[1]), dtype=torch.long, device=device)
@@ -168,11 +251,12 @@ class Trainer:
         return self.config.lr * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm) / max(1, total - warm))))
 
     def step(self) -> None:
+        self.flat.zero()
         at = (self.cursor % self.steps) * BATCH + self.line
         x, y = self.images.index_select(0, at), self.labels.index_select(0, at)
         logits = self.network(images_of(x))
         loss = F.cross_entropy(logits, y)
-        grads = torch.autograd.grad(loss, self.flat.params)
+        grads = torch.autograd.grad(loss, self.flat.leaves)
         with torch.no_grad():
             self.flat.update(grads, self.schedule.index_select(0, self.cursor[None]))
             wrong = (logits.argmax(1) != y).sum()
@@ -191,9 +275,14 @@ class Trainer:
                 self.step()
             self.stream.synchronize()
             self.graph = torch.cuda.CUDAGraph()
-            self.graph.capture_begin(capture_error_mode="thread_local")
-            self.step()
-            self.graph.capture_end()
+            gc.collect()
+            gc.disable()  # freeing somebody else's graph or event here would break the capture
+            try:
+                self.graph.capture_begin(capture_error_mode="thread_local")
+                self.step()
+            finally:
+                self.graph.capture_end()
+                gc.enable()
             for t, b in zip(self.state(), before, strict=True):
                 t.copy_(b)
             self.generator.manual_seed(self.config.seed)
@@ -206,20 +295,13 @@ class Trainer:
         self.sums.zero_()
 
     def replay(self, steps: int) -> None:
-        """Runs this many steps; the host stays at most 16 steps ahead of the device."""
-        if self.graph is None:
-            for _ in range(steps):
-                self.step()
-            return
-        waiting = None
-        for i in range(steps):
-            self.graph.replay()
-            if i % 8 == 7:
-                if waiting is not None:
-                    waiting.synchronize()
-                waiting = torch.cuda.Event(blocking=True)
-                waiting.record(self.stream)
-        self.stream.synchronize()
+        """Runs this many steps, eight at a time."""
+        for start in range(0, steps, 8):
+            with self.gate.shared():
+                for _ in range(min(8, steps - start)):
+                    self.graph.replay() if self.graph else self.step()
+                if self.stream:
+                    self.stream.synchronize()
 
     @torch.no_grad()
     def evaluate(self, images: Tensor, labels: Tensor) -> tuple[float, float]:
@@ -237,19 +319,23 @@ class Trainer:
         start, config = time.time(), self.config
         row, status = {}, "done"
         for epoch in range(config.epochs):
-            self.next_epoch()
+            with self.gate.shared():
+                self.next_epoch()
             self.replay(self.steps)
-            loss, wrong = (self.sums / self.steps).tolist()
-            val_error, val_loss = self.evaluate(*self.data.val)
+            with self.gate.shared():
+                loss, wrong = (self.sums / self.steps).tolist()
+                val_error, val_loss = self.evaluate(*self.data.val)
             row = {
-                "name": self.name, "epoch": epoch + 1, "lr": self.lr_at((epoch + 1) * self.steps - 1), "train_loss": loss,
-                "train_error": 100 * wrong / BATCH, "val_error": val_error, "val_loss": val_loss, "seconds": time.time() - start,
+                "name": self.name, "epoch": epoch + 1, "lr": self.lr_at((epoch + 1) * self.steps - 1),
+                "train_loss": loss, "train_error": 100 * wrong / BATCH, "val_error": val_error, "val_loss": val_loss,
+                "seconds": time.time() - start,
             }  # fmt: skip
             log("epochs.jsonl", row)
             if not math.isfinite(loss):
                 status = "diverged"
                 break
-        test_error, test_loss = self.evaluate(*self.data.test)
+        with self.gate.shared():
+            test_error, test_loss = self.evaluate(*self.data.test)
         return {
             **row,
             "status": status,
@@ -263,9 +349,9 @@ class Trainer:
 
 
 class Engine:
-    def __init__(self, data: Data, out: Path, queue: Path, slots: int, compile_pieces: bool):
-        self.data, self.out, self.queue, self.slots, self.compile_pieces = data, out, queue, slots, compile_pieces
-        self.lock, self.started = threading.Lock(), set()
+    def __init__(self, data: Data, out: Path, queue: Path, slots: int, mode: str):
+        self.data, self.out, self.queue, self.slots, self.mode = data, out, queue, slots, mode
+        self.lock, self.started, self.gate = threading.Lock(), set(), Gate()
         self.builder = ThreadPoolExecutor(
             1
         )  # convolution algorithms are cached by thread, and captures must not overlap
@@ -302,11 +388,15 @@ class Engine:
                     "results.jsonl", {"name": job["name"], "status": f"failed: {type(error).__name__}: {error}"[:400]}
                 )
 
+    def build(self, name: str, network: NetworkConfig, config: TrainConfig) -> Trainer:
+        with self.gate.alone():
+            return Trainer(name, network, config, self.data, self.mode, self.gate)
+
     def run(self, job: dict) -> None:
         start = time.time()
         network = {k: tuple(v) if isinstance(v, list) else v for k, v in job.get("network", {}).items()}
         network, config = NetworkConfig(**network), TrainConfig(**job.get("train", {}))
-        trainer = self.builder.submit(Trainer, job["name"], network, config, self.data, self.compile_pieces).result()
+        trainer = self.builder.submit(self.build, job["name"], network, config).result()
         built = time.time() - start
         with torch.cuda.stream(trainer.stream):
             result = trainer.run(self.log)
@@ -328,12 +418,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--queue", type=Path, required=True)
     parser.add_argument("--slots", type=int, default=8)
-    parser.add_argument("--compile", action="store_true", help="compile normalisation and joins")
+    parser.add_argument("--mode", default="fused", choices=["fused", "compiled", "eager"])
     parser.add_argument("--once", action="store_true", help="stop when the queue is empty")
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     torch.backends.cudnn.benchmark = True
-    Engine(Data(args.data, args.device), args.out, args.queue, args.slots, args.compile).work(args.once)
+    Engine(Data(args.data, args.device), args.out, args.queue, args.slots, args.mode).work(args.once)
 
 
 if __name__ == "__main__":

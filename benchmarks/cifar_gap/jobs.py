@@ -1,55 +1,63 @@
-"""The experiments, one entry each, and the queue for the engine.
+"""The experiments as they were run, and the queue for the engine.
 
-python jobs.py screen --epochs 16 > queue.json
+python jobs.py > queue.json
 """
 
-import argparse
 import json
 
 WIDE = {"widths": [32, 64, 128], "hidden": [8, 8, 16]}
-SCREEN = {  # name: (network, train)
-    "resnet110": ({"kind": "resnet"}, {}),
+MID = {"widths": [32, 64, 96], "hidden": [8, 16, 16]}
+RESNET = {"kind": "resnet"}
+
+SCREEN = {  # 12 epochs, seed 0; name: (network, train)
+    "resnet110": (RESNET, {}),
     "base": ({}, {}),
     "residual_half": ({"path": "identity"}, {}),
     "wide_2x": (WIDE, {}),
-    "resnet110_zero": ({"kind": "resnet", "zero_last": True}, {}),
-    "hidden_early": ({"hidden": [16, 32, 24]}, {}),
     "wide_early": ({"widths": [32, 48, 64], "hidden": [16, 16, 24]}, {}),
-    "reads_code": ({"reads": "code"}, {}),
-    "misaligned": ({"transition": "misaligned"}, {}),
-    "whole": ({"transition": "whole"}, {}),
+    "hidden_early": ({"hidden": [16, 32, 24]}, {}),
+    "wide_mid": (MID, {}),
+    "wide_flat": ({"widths": [48, 64, 64], "hidden": [16, 16, 16]}, {}),
     "half": ({"path": "half"}, {}),
     "half_carry": ({"path": "half", "carry": True}, {}),
-    "dense": ({"path": "dense"}, {}),
     "norm2": ({"norm2": 0.3}, {}),
     "head_norm": ({"head_norm": True}, {}),
     "lr_0.05": ({}, {"lr": 0.05}),
     "lr_0.2": ({}, {"lr": 0.2}),
+    "misaligned": ({"transition": "misaligned"}, {}),
+    "whole": ({"transition": "whole"}, {}),
     "scale_0": ({"scale": 0.0}, {}),
-    "scale_1": ({"scale": 1.0}, {}),
-    "wide_2x_1x1": ({"widths": [32, 64, 128], "hidden": [16, 24, 24], "kernel2": 1}, {}),
-    "wide_mid": ({"widths": [32, 64, 96], "hidden": [8, 16, 16]}, {}),
-    "wide_flat": ({"widths": [48, 64, 64], "hidden": [16, 16, 16]}, {}),
     "decay_last_0": ({}, {"decay_last": 0.0}),
-    "clip_1": ({}, {"clip": 1.0}),
-    "bias2": ({"bias2": True}, {}),
+    "resnet110_zero": ({**RESNET, "zero_last": True}, {}),
     "turns": ({"path": "turns"}, {}),
     "quarter": ({"path": "quarter"}, {}),
-    "base_s1": ({}, {"seed": 1}),
-    "resnet110_s1": ({"kind": "resnet"}, {"seed": 1}),
-    "gain": ({"gain": True}, {}),
-    "plain": ({"path": "none", "hidden": [16, 32, 64], "scale": 1.0, "norm2": 1.0}, {}),
+    # second round, chosen after the first
+    "wide_2x_norm2": ({**WIDE, "norm2": 0.3}, {}),
+    "wide_2x_half": ({**WIDE, "path": "half"}, {}),
+    "wide_2x_head_norm": ({**WIDE, "head_norm": True}, {}),
+    "wide_2x_both": ({**WIDE, "norm2": 0.3, "head_norm": True}, {}),
+    "wide_2x_head_norm_lr_0.2": ({**WIDE, "head_norm": True}, {"lr": 0.2}),
+    "wide_mid_head_norm": ({**MID, "head_norm": True}, {}),
+    "resnet110_lr_0.2": (RESNET, {"lr": 0.2}),
+    "resnet110_head_norm": ({**RESNET, "head_norm": True}, {}),
+}
+FINAL = {  # 30 epochs
+    **{f"resnet110_s{seed}": (RESNET, {"seed": seed}) for seed in range(3)},
+    **{f"pnnh_wide_s{seed}": ({**WIDE, "head_norm": True}, {"seed": seed}) for seed in range(3)},
+    "base_head_norm_s0": ({"head_norm": True}, {}),
+    "resnet110_head_norm_s0": ({**RESNET, "head_norm": True}, {}),
+    "resnet110_lr_0.2_s0": (RESNET, {"lr": 0.2}),
+    "pnnh_wide_lr_0.2_s0": ({**WIDE, "head_norm": True}, {"lr": 0.2}),
+    "base_s0": ({}, {}),
 }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("group", choices=["screen"])
-    parser.add_argument("--epochs", type=int, default=16)
-    args = parser.parse_args()
+    groups = (("screen", 12, SCREEN), ("final", 30, FINAL))
     jobs = [
-        {"name": f"screen_{n}", "network": net, "train": {"epochs": args.epochs, **train}}
-        for n, (net, train) in SCREEN.items()
+        {"name": f"{group}_{name}", "network": network, "train": {"epochs": epochs, **train}}
+        for group, epochs, runs in groups
+        for name, (network, train) in runs.items()
     ]
     print(json.dumps(jobs, indent=1))
 

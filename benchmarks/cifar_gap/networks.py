@@ -1,8 +1,8 @@
 """Networks of the CIFAR-10 gap experiments: ResNet (He et al. 2016, option A) and PNNH (papers/pnnh.md, section 4).
 
 PNNH block    y = relu(learner(x) + coder(x))
-              learner(x) = W_2 * relu(norm(W_1 * x))        trained, hidden width h
-              coder(x)   = M x,  M = W_dec W_enc            frozen, rank C_B; x >= 0 and W_enc >= 0, so its own relu does nothing
+              learner(x) = W_2 * relu(norm(W_1 * x))    trained, hidden width h
+              coder(x)   = M x,  M = W_dec W_enc        frozen, rank C_B; x, W_enc >= 0, so its own relu does nothing
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+try:
+    from fused import PATHS, FusedBlock
+except ImportError:  # no Triton: everything runs block by block
+    PATHS, FusedBlock = {}, None
+
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
@@ -19,7 +24,8 @@ class NetworkConfig:
     blocks: int = 18  # per stage; the depth is 6 * blocks + 2
     widths: tuple[int, ...] = (16, 32, 64)  # C of each stage
     hidden: tuple[int, ...] = (8, 16, 32)  # h of each stage; resnet: ignored, h = C
-    path: str = "pair"  # pair | half | dense | turns | quarter (all C_B <= C/2), identity (C_B = C: residual_half), none (plain)
+    # pair | half | dense | turns | quarter (all C_B <= C/2), identity (C_B = C: residual_half), none (plain)
+    path: str = "pair"
     transition: str = (
         "coded"  # coded | misaligned (decoder does not match the next coder) | whole (no coder, full-width learner)
     )
@@ -109,13 +115,13 @@ def pair_matrix(channels: int, group: int = 2, shift: int = 0) -> Tensor:
 
 
 def dense_encoder(channels: int) -> Tensor:
-    """Dense non-negative W_enc (C/2, C) whose columns sum to 1; with its pseudo-inverse a projection at the floor, without pairs."""
+    """Dense non-negative W_enc (C/2, C), columns that sum to 1; with its pseudo-inverse a projection at the floor."""
     enc = torch.rand(channels // 2, channels, generator=torch.Generator().manual_seed(channels)).double() ** 4
     return enc / enc.sum(0)
 
 
 def coder_matrix(path: str, channels: int, index: int) -> Tensor:
-    """M (C, C) of the coder of the block with this index in its stage; index 0 is a transition from the second stage on."""
+    """M (C, C) of the coder of the block with this index in its stage (from stage 2 on, index 0 is a transition)."""
     if path == "half":
         return torch.diag((torch.arange(channels) < channels // 2).float())
     if path == "turns":
@@ -157,10 +163,13 @@ class ResidualBlock(nn.Module):
     ):
         super().__init__()
         self.pieces, self.stride, self.more = pieces, stride, cout - cin
+        self.path, self.fused, self.can_fuse = "identity", None, stride == 1
         self.conv1, self.norm1 = conv(cin, cout, 3, stride, generator), Norm(cout)
         self.conv2, self.norm2 = conv(cout, cout, 3, 1, generator), Norm(cout, gain=0.0 if config.zero_last else 1.0)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.fused is not None:
+            return FusedBlock.apply(x, self.fused)
         shortcut = x
         if self.stride != 1:
             shortcut = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.more // 2, self.more // 2))
@@ -187,6 +196,16 @@ class PnnhBlock(nn.Module):
     ):
         super().__init__()
         self.pieces, self.stride, self.path = pieces, stride, config.path
+        self.can_fuse = (
+            stride == 1
+            and config.path in PATHS
+            and config.reads == "all"
+            and config.kernel2 == 3
+            and not (config.gain or config.bias2)
+        )
+        self.fused = None  # views into the flat weights, set by the engine
+        if config.path == "turns" and index % 2 == 1:
+            self.path = "pair"  # the two pairings take turns; "turns" is the shifted one
         self.whole = stride != 1 and config.transition == "whole"
         if self.whole:
             hidden = cout
@@ -231,6 +250,8 @@ class PnnhBlock(nn.Module):
         return out
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.fused is not None:
+            return FusedBlock.apply(x, self.fused)
         out = self.learner(x)
         if self.whole or self.path == "none":
             return out.relu()
@@ -248,14 +269,19 @@ class Network(nn.Module):
         g, pieces = torch.Generator().manual_seed(seed), Pieces(compile_pieces)
         self.pieces = pieces
         self.stem, self.stem_norm = conv(3, config.widths[0], 3, 1, g), Norm(config.widths[0])
-        blocks, cin = [], config.widths[0]
+        blocks, cin, size = [], config.widths[0], 32
         for stage, (width, hidden) in enumerate(zip(config.widths, config.hidden, strict=True)):
             for i in range(config.blocks):
                 stride = 2 if stage > 0 and i == 0 else 1
+                size //= stride
                 if config.kind == "resnet":
                     blocks.append(ResidualBlock(cin, width, stride, config, pieces, g))
                 else:
                     blocks.append(PnnhBlock(cin, width, hidden, stride, i, config, pieces, g))
+                blocks[-1].size, blocks[-1].last = (
+                    size,
+                    i == config.blocks - 1,
+                )  # of its output, in pixels; of its stage
                 cin = width
         self.blocks = nn.ModuleList(blocks)
         self.head_norm = Norm(cin) if config.head_norm else None

@@ -1,4 +1,4 @@
-"""Prints what an engine has finished and what is running. Test errors stay in the file: pass --test for the final rows only.
+"""Prints what an engine has finished and what is running. Test errors stay in the file unless --test asks for them.
 
 python report.py OUT [--test] [--only PREFIX]
 """
@@ -22,7 +22,7 @@ def main() -> None:
     print(f"{'name':26} {'params':>8} {'ep':>3} {'val%':>6} {'vloss':>6} {'tloss':>6} {'tr%':>6} {'sec':>5}")
     for r in sorted(results, key=lambda r: r.get("val_loss") or 9):
         if "val_error" not in r or r["status"] != "done":
-            print(f"{r['name']:26} {r['status']}")
+            print(f"{r['name']:26} {r['status'][:90]!r}")
             continue
         test = f" test {r['test_error']:.2f}" if args.test else ""
         print(
@@ -37,7 +37,8 @@ def main() -> None:
     }
     for r in latest.values():
         print(
-            f"  running {r['name']:22} epoch {r['epoch']:3d} val {r['val_error']:6.2f} train {r['train_loss']:6.3f} {r['seconds']:5.0f} s"
+            f"  running {r['name']:22} epoch {r['epoch']:3d} val {r['val_error']:6.2f} "
+            f"train {r['train_loss']:6.3f} {r['seconds']:5.0f} s"
         )
 
 

@@ -1,0 +1,42 @@
+"""Compiles the kernels of a queue's networks in parallel processes, so that the engine finds them in Triton's cache.
+
+python warm.py queue.json --processes 14
+"""
+
+import argparse
+import json
+import multiprocessing
+import time
+from pathlib import Path
+
+
+def warm(network: dict) -> float:
+    import torch
+    from bench import RandomData
+    from engine import TrainConfig, Trainer
+    from networks import NetworkConfig
+
+    start = time.perf_counter()
+    config = NetworkConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in network.items()} | {"blocks": 3})
+    Trainer("warm", config, TrainConfig(epochs=1), RandomData("cuda", 256))
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("queue", type=Path)
+    parser.add_argument("--processes", type=int, default=14)
+    args = parser.parse_args()
+    networks = {
+        json.dumps({k: v for k, v in job["network"].items() if k != "scale"})
+        for job in json.loads(args.queue.read_text())
+    }
+    start = time.perf_counter()
+    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
+        seconds = pool.map(warm, [json.loads(n) for n in sorted(networks)], chunksize=1)
+    print(f"{len(networks)} networks in {time.perf_counter() - start:.0f} s, slowest {max(seconds):.0f} s")
+
+
+if __name__ == "__main__":
+    main()
