@@ -2,8 +2,8 @@
 
     python benchmarks/mobilenet_signs.py DATA OUT [--epochs 30] [--seeds 2]
 
-DATA holds imagenette64 as one JPEG sprite per split (100 tiles a row, 64 px) with labels.npz. One process per network and
-seed, all at once on one GPU: SGD 0.1, momentum 0.9, cosine with one epoch of warm-up, weight decay 4e-5, batch 128,
+DATA holds imagenette64 as one JPEG sprite per split (100 tiles a row, 64 px) with labels.npz. One process per network
+and seed, all at once on one GPU: SGD 0.1, momentum 0.9, cosine with one epoch of warm-up, weight decay 4e-5, batch 128,
 random crop and flip, bfloat16 autocast. 1,000 training images, stratified, are held out for choosing; the standard
 validation split serves as test set and is looked at once, in the record.
 """
@@ -50,14 +50,16 @@ def prepare(x: Tensor) -> Tensor:
 
 def augment(x: Tensor) -> Tensor:
     """Random crop after 8 px of padding, and a flip, one per image."""
-    n, _, side, _ = x.shape
+    n, channels, side, _ = x.shape
     x = F.pad(prepare(x), (8,) * 4)
-    index = torch.arange(side, device=x.device)
+    pixel = torch.arange(side, device=x.device)
     top, left = torch.randint(0, 17, (2, n, 1), device=x.device)
-    columns = torch.where(torch.rand(n, 1, device=x.device) < 0.5, index, side - 1 - index)
-    rows = (top + index)[:, None, :, None]
-    return x[torch.arange(n, device=x.device)[:, None, None, None], torch.arange(3, device=x.device)[None, :, None, None],
-             rows, (left + columns)[:, None, None, :]]  # fmt: skip
+    flip = torch.rand(n, 1, device=x.device) < 0.5
+    rows = (top + pixel)[:, None, :, None]
+    columns = (left + torch.where(flip, side - 1 - pixel, pixel))[:, None, None, :]
+    image = torch.arange(n, device=x.device)[:, None, None, None]
+    channel = torch.arange(channels, device=x.device)[None, :, None, None]
+    return x[image, channel, rows, columns]
 
 
 @torch.no_grad()
