@@ -13,7 +13,7 @@ from unskip.models import ENTRIES, about
 
 def models(
     pattern: Annotated[str, typer.Argument(help="Only names that match, for instance 'pnnh_*'.")] = "*",
-    paper: Annotated[bool, typer.Option("--paper", help="Only networks that Tables 1 and 2 of the paper list.")] = False,
+    paper: Annotated[bool, typer.Option("--paper", help="Only networks of the paper's Tables 1 and 2.")] = False,
 ) -> None:
     """Lists the networks: parameters trained and frozen, MACs, skips kept, and the paper's figure beside ours."""
     names = [name for name in ENTRIES if fnmatch.fnmatch(name, pattern)]
