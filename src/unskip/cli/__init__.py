@@ -5,6 +5,7 @@ import sys
 import typer
 from rich.console import Console
 
+from unskip.cli.demo import demo
 from unskip.cli.models import models
 from unskip.cli.train import train
 
@@ -15,6 +16,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(demo)
 app.command()(models)
 app.command(context_settings={"ignore_unknown_options": True})(train)
 

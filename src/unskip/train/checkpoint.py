@@ -76,6 +76,7 @@ class RunFolder:
         if resume not in ("never", "auto"):
             raise ValueError(f"train: resume={resume!r} must be 'never' or 'auto'.")
         if resume == "auto" and self.checkpoint.exists():
+            self.remove_leftovers()
             return True
         if resume == "never" and (self.checkpoint.exists() or self.metrics.exists()):
             raise ValueError(
@@ -85,12 +86,16 @@ class RunFolder:
         with explained("the folder", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self.metrics.unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
-            for leftover in self.path.glob(".*.part"):  # of a process that was killed while it wrote
-                leftover.unlink()
+            self.remove_leftovers()
             probe = self.path / f".probe.{os.getpid()}.part"
             probe.write_bytes(b"unskip")
             probe.unlink()
         return False
+
+    def remove_leftovers(self) -> None:
+        """What a process that was killed while it wrote has left."""
+        for leftover in self.path.glob(".*.part"):
+            leftover.unlink(missing_ok=True)
 
     def write_text(self, name: str, text: str) -> None:
         write_atomically(self.path / name, lambda file: file.write(text.encode()))

@@ -189,14 +189,16 @@ class WorkerFeed(Feed):
         yield from self.loaded(samples, parts)
 
     def plain_batches(self, split: Split, parts: tuple[Tensor, ...]) -> Iterator[Batch]:
-        samples = Samples(split, test_transform(self.data, self.recipe), None)
+        samples = Samples(split, eval_transform(self.data, self.recipe), None)
         clamped = [part.clamp(max=len(split) - 1).tolist() for part in parts]
         yield from self.loaded(samples, [[(i, i) for i in part] for part in clamped])
 
     def loaded(self, samples: "Samples", parts: list[Any]) -> Iterator[Batch]:
         cuda = self.device.type == "cuda"
         workers = min(self.recipe.workers, len(parts))
-        loader = DataLoader(samples, batch_sampler=parts, num_workers=workers, pin_memory=cuda)
+        # A generator of its own: without one a loader draws its seed from the network's.
+        own = torch.Generator().manual_seed(0)
+        loader = DataLoader(samples, batch_sampler=parts, num_workers=workers, pin_memory=cuda, generator=own)
         for x, y in loader:
             x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
             yield self.normalise(x), y
@@ -258,7 +260,7 @@ def train_transform(data: DataSet, recipe: Recipe) -> v2.Transform:
     return v2.Compose([*steps, v2.PILToTensor()])
 
 
-def test_transform(data: DataSet, recipe: Recipe) -> v2.Transform:
+def eval_transform(data: DataSet, recipe: Recipe) -> v2.Transform:
     if data.in_memory:
         return v2.PILToTensor()
     larger = round(data.image_size / recipe.test_crop)

@@ -71,6 +71,7 @@ class Training:
         self.bare = self.step.bare
         self.rates = Rates(recipe, self.feed.steps)
         self.total = recipe.epochs * self.feed.steps
+        self.wait = 1 if share.world == 1 else recipe.log_steps  # updates between asking each other about signals
         # What changes from update to update, besides the objects above
         self.done = 0  # updates
         self.sums = [0.0] * len(STATS)  # over the updates of this epoch that have been looked at
@@ -115,18 +116,18 @@ class Training:
             self.pending.append(({"kind": "step", "step": self.done, "epoch": epoch + 1, "lr": lr}, stats))
             if self.done % self.recipe.log_steps == 0:
                 self.look()
-            if self.asked_to_stop():
-                saving.save(self)
-                raise Stopped(
-                    f"train: stopped by {self.stop.asked or 'a signal'} after update {self.done:,} of {self.total:,} "
-                    f"and saved in {self.folder.path}. Go on with --resume auto."
-                )
+            if self.done % self.feed.steps == 0:
+                break  # the end of an epoch is saved after its validation
             if self.recipe.save_steps and self.done % self.recipe.save_steps == 0:
                 saving.save(self)
+            if self.done % self.wait == 0:
+                self.stop_if_asked()
         self.look()
         images = (self.feed.steps - start) * self.recipe.batch
         self.close_epoch(epoch + 1, images / (time.perf_counter() - began))
         saving.save(self)
+        if self.done < self.total:
+            self.stop_if_asked()
 
     def close_epoch(self, epoch: int, images_per_s: float) -> None:
         """Validates, writes the epoch's line, and says so when the network does not learn."""
@@ -180,14 +181,18 @@ class Training:
             return loss > 0.97 * self.data.chance_loss
         return error > 0.97 * self.data.chance_error
 
-    def asked_to_stop(self) -> bool:
-        """Whether a process got a signal. Several processes ask each other only where they wait anyway."""
-        if self.accelerator.num_processes == 1:
-            return bool(self.stop.asked)
-        if self.done % self.recipe.log_steps:
-            return False
-        asked = torch.tensor(float(bool(self.stop.asked)), device=self.accelerator.device)
-        return bool(self.accelerator.reduce(asked, reduction="sum").item())
+    def stop_if_asked(self) -> None:
+        """Saves and leaves if a process got a signal."""
+        asked = bool(self.stop.asked)
+        if self.accelerator.num_processes > 1:
+            mine = torch.tensor(float(asked), device=self.accelerator.device)
+            asked = self.accelerator.reduce(mine, reduction="sum").item() > 0
+        if asked:
+            saving.save(self)
+            raise Stopped(
+                f"train: stopped by {self.stop.asked or 'a signal'} after update {self.done:,} of {self.total:,} and "
+                f"saved in {self.folder.path}. Go on with --resume auto."
+            )
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> tuple[float, float]:

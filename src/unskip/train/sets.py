@@ -342,11 +342,15 @@ def _arrays(where: str, images: np.ndarray, labels: np.ndarray) -> Split:
             )
         images = images.transpose(0, 2, 3, 1)
     if images.dtype.kind == "f":
-        if not np.isfinite(images).all() or images.min() < 0 or images.max() > 1:
-            low, high = np.nanmin(images), np.nanmax(images)
+        if not np.isfinite(images).all():
             raise ValueError(
-                f"data: {where} has {images.dtype} images from {low:g} to {high:g}; floats must be finite and in 0 "
-                "to 1. Rescale them, or store uint8."
+                f"data: {where} has images with NaN or infinite pixels; floats must be finite and in 0 to 1."
+            )
+        low, high = images.min(), images.max()
+        if low < 0 or high > 1:
+            raise ValueError(
+                f"data: {where} has {images.dtype} images from {low:g} to {high:g}; floats must be in 0 to 1. "
+                "Rescale them, or store uint8."
             )
         images = np.rint(images * 255).astype(np.uint8)
     if images.dtype != np.uint8:

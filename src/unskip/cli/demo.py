@@ -1,0 +1,21 @@
+"""`unskip demo`: the story in two minutes on a CPU."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    seed: Annotated[int, typer.Option(help="Of weights and order.")] = 0,
+    out: Annotated[Path, typer.Option(help="Where the picture and the page go.")] = Path("unskip-demo"),
+) -> None:
+    """Trains a 56-layer network three ways (plain, PNNH, residual) on a CPU and shows why the plain one fails."""
+    from unskip.train import demo as story
+    from unskip.train.demo_view import View, table
+
+    with View() as view:
+        told = story.tell(seed, out, view.show)
+    picture, page = story.write(told, out)
+    view.console.print(table(told))
+    print(f"Picture: {picture}\nPage:    {page}")

@@ -1,0 +1,78 @@
+"""Small networks and data that the tests of training share. Subprocesses import it too (PYTHONPATH)."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unskip.train import Recipe
+
+SMALL = Recipe(
+    network="tests.train.small:norm_net",
+    epochs=2,
+    batch=64,
+    lr=0.05,
+    weight_decay=1e-3,
+    warmup_epochs=1,
+    log_steps=5,
+    device="cpu",
+)
+
+
+class Halves(nn.BatchNorm2d):
+    """One process that normalises each half of the batch by itself, as two processes do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        mean, var = self.running_mean.clone(), self.running_var.clone()
+        outputs, means, variances = [], [], []
+        for half in x.chunk(2):
+            self.running_mean.copy_(mean)
+            self.running_var.copy_(var)
+            outputs.append(super().forward(half))
+            means.append(self.running_mean.clone())
+            variances.append(self.running_var.clone())
+        self.running_mean.copy_(sum(means) / 2)
+        self.running_var.copy_(sum(variances) / 2)
+        return torch.cat(outputs)
+
+
+def norm_net(num_classes: int, in_chans: int, norm: str = "batch", drop: float = 0.0) -> nn.Module:
+    norms = {"batch": nn.BatchNorm2d, "group": lambda c: nn.GroupNorm(4, c), "halves": Halves}
+    return nn.Sequential(
+        nn.Conv2d(in_chans, 16, 3, padding=1, bias=False),
+        norms[norm](16),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, stride=2, padding=1, bias=False),
+        norms[norm](16),
+        nn.ReLU(),
+        nn.Dropout(drop),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, num_classes),
+    )
+
+
+def linear_net(num_classes: int, in_chans: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64 * in_chans, num_classes))
+
+
+def arrays(n: int = 40, size: int = 8, channels: int = 3, classes: int = 4) -> dict[str, np.ndarray]:
+    """Images whose brightness tells their class."""
+    random = np.random.default_rng(0)
+
+    def split(count: int) -> tuple[np.ndarray, np.ndarray]:
+        y = np.arange(count) % classes
+        x = random.integers(0, 60, (count, size, size, channels)) + 50 * y[:, None, None, None]
+        return x.astype(np.uint8), y.astype(np.int64)
+
+    (x_train, y_train), (x_test, y_test) = split(n), split(n // 2)
+    return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
+
+
+def write_npz(path: Path, **changes: np.ndarray | None) -> Path:
+    """The arrays as a file, some of them changed, or left out with None."""
+    np.savez(path, **{k: v for k, v in {**arrays(), **changes}.items() if v is not None})
+    return path

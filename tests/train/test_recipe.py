@@ -1,0 +1,139 @@
+"""Recipes: names, files, overrides and what is refused."""
+
+import dataclasses
+import re
+
+import pytest
+
+from unskip.models import create_model
+from unskip.train import Recipe, load_recipe, recipe_names
+from unskip.train.recipe import parse_command, parse_overrides, recipe_text
+
+# Networks that the recipes of the papers name and that another part of the library brings.
+COMING = {"seqnet50", "seqnet101", "plainnet_mlp", "plainnet50", "simplified_plain44"}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_named_recipe_loads_and_says_what_it_is(name: str) -> None:
+    recipe = load_recipe(name)
+    head = "\n".join(line for line in recipe_text(name).splitlines() if line.startswith("#"))
+    for word in ("command:", "hardware:", "time:", "expected:"):
+        assert word in head
+    assert f"unskip train {name}" in head
+    if recipe.network in COMING:
+        assert "not part of this version" in head
+        with pytest.raises(ValueError, match="there is no network named"):
+            create_model(recipe.network)
+
+
+@pytest.mark.parametrize("name", [n for n in recipe_names() if load_recipe(n).network not in COMING])
+def test_named_recipe_has_a_network(name: str) -> None:
+    import torch
+
+    recipe = load_recipe(name)
+    with torch.device("meta"):
+        assert sum(p.numel() for p in create_model(recipe.network, **recipe.options).parameters()) > 0
+
+
+def test_cifar_recipe_is_the_papers() -> None:
+    """papers/pnnh.md, section 5.2."""
+    r = load_recipe("cifar10-pnnh-110")
+    assert (r.epochs, r.lr, r.batch, r.weight_decay, r.schedule, r.momentum) == (300, 0.1, 128, 3e-4, "cosine", 0.9)
+    assert (r.optimizer, r.crop, r.pad, r.flip) == ("sgd", "pad", 4, 0.5)
+
+
+def test_imagenet_recipe_is_the_papers() -> None:
+    """papers/pnnh.md, section 5.3."""
+    r = load_recipe("imagenet-pnnh-34")
+    assert (r.lr, r.batch, r.weight_decay, r.schedule, r.epochs, r.crop) == (0.256, 256, 1e-5, "cosine", 120, "resized")
+    assert r.warmup_epochs > 0
+
+
+def test_seqnet_101_has_a_rate_for_its_third_stage() -> None:
+    """papers/seqnet.md, B.1: 0.1 for the classifier, 0.02 elsewhere, 0.02 * 6 / 23 in stage 3."""
+    r = load_recipe("imagenet-seqnet-101")
+    assert r.lr * r.lr_scales["fc"] == pytest.approx(0.1)
+    assert r.lr * r.lr_scales["*"] == pytest.approx(0.02)
+    assert r.lr * r.lr_scales["layer3"] == pytest.approx(0.02 * 6 / 23)
+    assert list(r.lr_scales)[-1] == "*"  # the first match decides
+
+
+def test_every_field_has_a_comment_or_speaks_for_itself() -> None:
+    assert dataclasses.is_dataclass(Recipe)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Recipe().lr = 1.0  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Recipe("resnet56")  # type: ignore[misc]
+
+
+def test_toml_round_trip(tmp_path: object) -> None:
+    recipe = Recipe(milestones=(3, 5), lr_scales={"layer3.*": 0.25}, options={"ratio": 0.25}, lr=1e-3, nesterov=True)
+    file = tmp_path / "mine.toml"  # type: ignore[operator]
+    file.write_text(recipe.to_toml())
+    assert load_recipe(file) == recipe
+    assert load_recipe(file, lr=0.5) == recipe.replace(lr=0.5)
+
+
+def test_overrides_from_a_command_line() -> None:
+    changes = parse_overrides(
+        ["--lr", ".05", "--weight-decay=1e-4", "--nesterov", "--cuda-graph", "true", "--milestones", "[120, 160]",
+         "--lr-scales", '{"layer3.*" = 0.26, fc = 1}', "--network", "resnet20", "--epochs", "3"]
+    )  # fmt: skip
+    recipe = Recipe().replace(**changes)
+    assert (recipe.lr, recipe.weight_decay, recipe.nesterov, recipe.cuda_graph) == (0.05, 1e-4, True, True)
+    assert (recipe.milestones, recipe.lr_scales) == ((120, 160), {"layer3.*": 0.26, "fc": 1.0})
+    assert (recipe.network, recipe.epochs) == ("resnet20", 3)
+    assert parse_command([]) == ("digits-pnnh-56", load_recipe("digits-pnnh-56"))
+    assert parse_command(["--seed", "3"])[1].seed == 3
+    assert parse_command(["cifar10-pnnh-110", "--seed", "3"]) == (
+        "cifar10-pnnh-110",
+        load_recipe("cifar10-pnnh-110", seed=3),
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--epoch", "3"], "no option --epoch. Did you mean 'epochs'"),
+        (["--learning-rate", "3"], "no option --learning-rate"),
+        (["--epochs", "3.5"], "epochs=3.5 must be a whole number"),
+        (["--epochs", "three"], "epochs='three' must be a whole number"),
+        (["--epochs", "true"], "epochs=True must be a whole number"),
+        (["--epochs"], "--epochs needs a value"),
+        (["--epochs", "3", "--epochs", "4"], "--epochs was given twice"),
+        (["--nesterov", "1"], "nesterov=1 must be true or false"),
+        (["--lr", "nan"], "lr=nan must be a number"),
+        (["--lr", "0"], "lr=0.0 must be above 0"),
+        (["--batch", "0"], "batch=0 must be at least 1"),
+        (["--flip", "1.5"], "flip=1.5 must be a probability"),
+        (["--schedule", "cosin"], "schedule='cosin' is not known. Did you mean 'cosine'"),
+        (["--milestones", "120"], "milestones=120 must be a list"),
+        (["--milestones", "[1.5]"], "milestones=1.5 must be a whole number"),
+        (["--lr-scales", "0.5"], "lr_scales=0.5 must be a table"),
+        (["--lr-scales", "{fc = true}"], "must be a number"),
+        (["--lr-scales", "{fc = -1}"], "must not be negative"),
+        (["--keep", "best", "--val-fraction", "0"], "set val_fraction above 0"),
+        (["--warmup-epochs", "99"], "must be at most epochs"),
+        (["--mixup", "0.2", "--batch", "33"], "must be even"),
+        (["digits-pnnh-55"], "no recipe named 'digits-pnnh-55'. Did you mean 'digits-pnnh-56'"),
+        (["missing.toml"], "can't be read"),
+        (["digits-pnnh-56", "extra"], "'extra' was not expected"),
+    ],
+)
+def test_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_command(words)
+
+
+def test_unknown_field_from_python() -> None:
+    with pytest.raises(ValueError, match="no field 'learning_rate'"):
+        Recipe().replace(learning_rate=0.1)
+    with pytest.raises(ValueError, match="Did you mean 'weight_decay'"):
+        load_recipe("digits-pnnh-56", weight_decy=0.1)
+
+
+def test_a_broken_file_is_named(tmp_path: object) -> None:
+    file = tmp_path / "broken.toml"  # type: ignore[operator]
+    file.write_text("lr = = 3")
+    with pytest.raises(ValueError, match="is not valid TOML"):
+        load_recipe(file)

@@ -1,0 +1,119 @@
+"""SIGKILL at random moments and resume: losses, final weights and metrics.jsonl are those of an unbroken run."""
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.small import SMALL
+from unskip.train import Recipe, run
+from unskip.train.checkpoint import RunFolder
+from unskip.train.metrics import read_metrics
+
+# Dropout, drawn from the global generator, and an EMA are in it, so that forgetting either is noticed.
+RECIPE = SMALL.replace(
+    epochs=4, crop="pad", pad=1, options={"drop": 0.2}, ema=0.9, save_steps=3, log_steps=4, keep="best"
+)
+
+
+def train(recipe: Recipe, out: str) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    run(recipe, out=out, resume="auto", silent=True)
+
+
+def start(recipe: Recipe, out: Path) -> multiprocessing.Process:
+    """In a process of its own, from a server that has imported everything and computed nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["unskip.train.runner", "tests.train.small"])
+    process = context.Process(target=train, args=(recipe, str(out)))
+    process.start()
+    return process  # type: ignore[return-value]
+
+
+def kept(out: Path) -> tuple[list[tuple[object, ...]], bytes, bytes]:
+    """Everything of a run that must not depend on kills: each row without its speed, and the weights."""
+    rows = [tuple((k, v) for k, v in row.items() if k != "images_per_s") for row in read_metrics(out / "metrics.jsonl")]
+    return rows, (out / "weights.safetensors").read_bytes(), (out / "best.safetensors").read_bytes()
+
+
+def kill_and_resume(recipe: Recipe, out: Path, seed: int) -> int:
+    """Starts the run again and again, killing it after a random time, until it ends by itself. Returns the kills."""
+    chance, kills = random.Random(seed), 0
+    while True:
+        began = time.monotonic()
+        process = start(recipe, out)
+        file = out / "metrics.jsonl"
+        size = file.stat().st_size if file.exists() else 0
+        while process.is_alive() and not (file.exists() and file.stat().st_size != size):
+            time.sleep(0.002)  # until it writes, so that the kill hits training and not the start
+            assert time.monotonic() - began < 120
+        process.join(timeout=chance.uniform(0.0, 0.3))
+        if process.exitcode is not None:
+            assert process.exitcode == 0
+            return kills
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        kills += 1
+        assert kills < 60
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("whole") / "run"
+    process = start(RECIPE, out)
+    process.join()
+    assert process.exitcode == 0
+    rows = read_metrics(out / "metrics.jsonl")
+    assert [r["step"] for r in rows if r["kind"] == "step"] == list(range(1, 81))
+    return out
+
+
+def check(whole: Path, tmp_path: Path, seed: int) -> None:
+    kills = kill_and_resume(RECIPE, tmp_path / "run", seed)
+    assert kills >= 1
+    assert kept(tmp_path / "run") == kept(whole)
+    assert not list((tmp_path / "run").glob(".*"))  # no half-written files
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_and_resumed(whole: Path, tmp_path: Path, seed: int) -> None:
+    check(whole, tmp_path, seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(3, 20))
+def test_killed_and_resumed_more(whole: Path, tmp_path: Path, seed: int) -> None:
+    check(whole, tmp_path, seed)
+
+
+def test_a_run_that_goes_on_from_any_update(tmp_path: Path) -> None:
+    """Without chance: every update of a short run is a place to go on from."""
+    recipe = RECIPE.replace(epochs=1, batch=256, warmup_epochs=0.0, save_steps=1)
+    run(recipe, out=tmp_path / "whole", silent=True)
+    saved = RunFolder.save
+
+    def cut_after(stop: int) -> Callable[[RunFolder, dict[str, Any]], None]:
+        def save(self: RunFolder, state: dict[str, Any]) -> None:
+            saved(self, state)
+            if state["step"] == stop:
+                raise InterruptedError
+
+        return save
+
+    for stop in range(1, 6):
+        out = tmp_path / str(stop)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunFolder, "save", cut_after(stop))
+            with pytest.raises(InterruptedError):
+                run(recipe, out=out, silent=True)
+        run(recipe, out=out, resume="auto", silent=True)
+        assert kept(out) == kept(tmp_path / "whole")
