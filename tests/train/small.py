@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from unskip.train import Recipe
 
@@ -26,17 +27,18 @@ class Halves(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        mean, var = self.running_mean.clone(), self.running_var.clone()
-        outputs, means, variances = [], [], []
-        for half in x.chunk(2):
-            self.running_mean.copy_(mean)
-            self.running_var.copy_(var)
-            outputs.append(super().forward(half))
-            means.append(self.running_mean.clone())
-            variances.append(self.running_var.clone())
-        self.running_mean.copy_(sum(means) / 2)
-        self.running_var.copy_(sum(variances) / 2)
-        return torch.cat(outputs)
+        # Each half updates statistics of its own; their mean is kept.
+        running = [(self.running_mean.clone(), self.running_var.clone()) for _ in range(2)]
+        parts = zip(x.chunk(2), running, strict=True)
+        y = torch.cat([
+            F.batch_norm(half, mean, var, self.weight, self.bias, True, self.momentum, self.eps)
+            for half, (mean, var) in parts
+        ])  # fmt: skip
+        with torch.no_grad():
+            self.running_mean.copy_((running[0][0] + running[1][0]) / 2)
+            self.running_var.copy_((running[0][1] + running[1][1]) / 2)
+            self.num_batches_tracked.add_(1)
+        return y
 
 
 def norm_net(num_classes: int, in_chans: int, norm: str = "batch", drop: float = 0.0) -> nn.Module:

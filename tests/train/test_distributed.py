@@ -15,9 +15,17 @@ from unskip.train.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 RECIPE = SMALL.replace(precision="fp64", crop="pad", pad=1, flip=0.5, epochs=2, log_steps=7, seed=4)
-TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0"]  # fmt: skip
-ACCELERATE = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no",
-              "--dynamo_backend=no", "--main_process_port=0"]  # fmt: skip
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0"]
+ACCELERATE = [
+    "-m",
+    "accelerate.commands.launch",
+    "--multi_gpu",  # its launcher of several processes; without GPUs they run on the CPU
+    "--num_processes=2",
+    "--num_machines=1",
+    "--mixed_precision=no",
+    "--dynamo_backend=no",
+    "--main_process_port=0",
+]
 
 
 def launch(launcher: list[str], recipe: Recipe, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:

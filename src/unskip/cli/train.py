@@ -31,6 +31,7 @@ def train(
     """
     # Accelerate takes seconds to import, and other commands don't need it.
     from unskip.train import Diverged, Stopped, recipe_names, run
+    from unskip.train.machine import is_main
     from unskip.train.recipe import parse_command, recipe_text
 
     if names:
@@ -46,5 +47,5 @@ def train(
     except (Stopped, Diverged) as ended:
         Console(stderr=True, highlight=False, soft_wrap=True).print(str(ended), style="yellow", markup=False)
         sys.exit(STOPPED if isinstance(ended, Stopped) else DIVERGED)
-    if result is not None:
+    if is_main():
         print(result)

@@ -33,7 +33,8 @@ def draw_curves(rows: list[dict[str, Any]], title: str, chance: float | None = N
     for axes in (left, right):
         axes.set_xlabel("epoch")
         axes.grid(color=GRID)
-        axes.legend(frameon=False, fontsize=8)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=11, color=INK)
     data = BytesIO()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import AutocastKwargs, DistributedDataParallelKwargs, DistributedType
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -48,6 +48,11 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
                 f"recipe: {name}={getattr(recipe, name)} needs whole weights, and FSDP shards them. Use DDP."
             )
     return accelerator
+
+
+def is_main() -> bool:
+    """Whether this is the process that speaks for all."""
+    return PartialState().is_main_process
 
 
 @contextmanager
