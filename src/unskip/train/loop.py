@@ -145,9 +145,13 @@ class Training:
             self.metrics.write([row])
         self.display.epoch(row)
         self.stuck = self.is_stuck(loss, error)
-        if self.stuck and epoch == max(1, self.recipe.epochs // 4):
+        if (
+            self.stuck
+            and self.done >= 50
+            and epoch == max(self.recipe.epochs // 4, 1 + math.ceil(self.recipe.warmup_epochs))
+        ):
             self.display.say(
-                f"After {epoch} epochs the loss is still {loss:.3f}, where guessing gives {self.data.chance_loss:.3f}. "
+                f"After epoch {epoch} the loss is still {loss:.3f}, where guessing gives {self.data.chance_loss:.3f}. "
                 f"`unskip doctor {self.recipe.network}` says what to look at."
             )
 
