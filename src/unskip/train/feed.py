@@ -76,8 +76,7 @@ class Feed:
         mean, std = (torch.tensor(v, dtype=torch.float64) * 255 for v in (data.mean, data.std))
         self.scale = (1 / std).to(device, dtype).view(-1, 1, 1)
         self.shift = (-mean / std).to(device, dtype).view(-1, 1, 1)
-        last = recipe.channels_last and device.type == "cuda"
-        self.memory_format = torch.channels_last if last else torch.contiguous_format
+        self.memory_format = torch.channels_last if recipe.channels_last else torch.contiguous_format
         self.mix = None
         if recipe.mixup or recipe.cutmix:
             self.mix = Mixup(
@@ -149,12 +148,12 @@ class DeviceFeed(Feed):
         recipe, size = self.recipe, self.data.image_size
         order = self.order(epoch)
         n = len(order)
-        line = torch.arange(size)
+        line = torch.arange(size, device=self.device)
         generator = torch.Generator().manual_seed(seed_of(recipe.seed, SAMPLE, epoch))
         dy, dx = torch.randint(2 * self.pad + 1, (2, n, 1), generator=generator)
         mirror = torch.rand(n, 1, generator=generator) < recipe.flip
+        order, dy, dx, mirror = (t.to(self.device) for t in (order, dy, dx, mirror))
         rows, columns = dy + line, dx + torch.where(mirror, size - 1 - line, line)  # (n, size) each
-        order, rows, columns = (t.to(self.device) for t in (order, rows, columns))
         still = not self.pad and not recipe.flip
         for at in range(start * recipe.batch, n, recipe.batch):
             part = [self.share.of(t[at : at + recipe.batch]) for t in (order, rows, columns)]

@@ -57,8 +57,9 @@ class Training:
         share = Share(accelerator.process_index, accelerator.num_processes)
         self.feed = make_feed(data, recipe, device=accelerator.device, dtype=dtype, share=share)
         self.data = self.feed.data
+        self.fingerprint = self.data.fingerprint()
         network = network.to(accelerator.device, dtype)
-        if recipe.channels_last and accelerator.device.type == "cuda":
+        if recipe.channels_last:
             network = network.to(memory_format=torch.channels_last)
         if recipe.sync_bn and share.world > 1:
             network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
@@ -147,7 +148,7 @@ class Training:
         self.stuck = self.is_stuck(loss, error)
         if (
             self.stuck
-            and self.done >= 50
+            and self.done >= 30
             and epoch == max(self.recipe.epochs // 4, 1 + math.ceil(self.recipe.warmup_epochs))
         ):
             self.display.say(

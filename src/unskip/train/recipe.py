@@ -87,7 +87,7 @@ class Recipe:
     # The machine
     precision: Precision = "fp32"  # bf16 and fp16: mixed with fp32
     device: Literal["auto", "cpu"] = "auto"
-    channels_last: bool = True  # on GPUs
+    channels_last: bool = True  # memory format of images and convolutions, on CPUs too
     compile: Compile = "no"  # torch.compile of each block, or of the whole network
     cuda_graph: bool = False  # a whole update as one CUDA graph (one GPU)
     sync_bn: bool = False  # batch statistics over all GPUs

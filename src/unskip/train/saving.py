@@ -27,7 +27,7 @@ def save(training: "Training") -> None:
         scaler = t.accelerator.scaler
         state = {
             "recipe": t.recipe.same_numbers(),
-            "data": t.data.fingerprint(),
+            "data": t.fingerprint,
             "network": weights,
             "optimizer": optimizer,
             "scaler": None if scaler is None else scaler.state_dict(),
@@ -49,7 +49,7 @@ def restore(training: "Training") -> int:
     t = training
     state, path = t.folder.load(), t.folder.checkpoint
     check_same(state["recipe"], t.recipe.same_numbers(), "recipe", path)
-    check_same(state["data"], t.data.fingerprint(), "data set", path)
+    check_same(state["data"], t.fingerprint, "data set", path)
     try:
         machine.load_states(t.accelerator, t.network, t.optimizer, state["network"], state["optimizer"])
         if t.ema is not None:
