@@ -250,3 +250,11 @@ def test_linear_network_reaches_what_scikit_learn_does(tmp_path: Path) -> None:
     theirs = LogisticRegression(C=10.0, max_iter=2000).fit(x, y)
     error = 100 * (1 - theirs.score(data.test.images.flatten(1).numpy() / 255, data.test.labels.numpy()))
     assert result.test_error == pytest.approx(error, abs=2.0)
+
+
+@pytest.mark.full
+def test_compiled_blocks_compute_the_same(tmp_path: Path) -> None:
+    recipe = Recipe(network="pnnh_resnet20", epochs=1, batch=256, lr=0.05, device="cpu", precision="fp64")
+    for compiled in ("no", "blocks"):
+        run(recipe.replace(compile=compiled), out=tmp_path / compiled, silent=True)
+    assert losses(tmp_path / "blocks") == pytest.approx(losses(tmp_path / "no"), abs=1e-9)

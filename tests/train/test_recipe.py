@@ -1,6 +1,7 @@
 """Recipes: names, files, overrides and what is refused."""
 
 import dataclasses
+import inspect
 import re
 
 import pytest
@@ -58,8 +59,12 @@ def test_seqnet_101_has_a_rate_for_its_third_stage() -> None:
     assert list(r.lr_scales)[-1] == "*"  # the first match decides
 
 
-def test_every_field_has_a_comment_or_speaks_for_itself() -> None:
+def test_every_field_has_a_comment_and_is_frozen_and_keyword_only() -> None:
     assert dataclasses.is_dataclass(Recipe)
+    source = inspect.getsource(Recipe).split("def __post_init__")[0]
+    for field in dataclasses.fields(Recipe):
+        line = next(line for line in source.splitlines() if line.strip().startswith(f"{field.name}:"))
+        assert "  # " in line, field.name
     with pytest.raises(dataclasses.FrozenInstanceError):
         Recipe().lr = 1.0  # type: ignore[misc]
     with pytest.raises(TypeError):

@@ -42,8 +42,8 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     if recipe.sync_bn and where != "cuda":
         raise ValueError(f"recipe: sync_bn=true needs GPUs, and this runs on {where}. Set sync_bn=false.")
     sharded = accelerator.distributed_type == DistributedType.FSDP
-    for name in ("ema", "orthogonal", "max_norm"):
-        if sharded and getattr(recipe, name):
+    for name in ("ema", "orthogonal", "max_norm", "decay_from"):
+        if sharded and getattr(recipe, name) not in (0.0, "zero"):
             raise ValueError(
                 f"recipe: {name}={getattr(recipe, name)} needs whole weights, and FSDP shards them. Use DDP."
             )

@@ -12,6 +12,8 @@ def param_groups(network: nn.Module, weight_decay: float, *, decay_all: bool = F
     Coders are buffers and in no group. `decay_all=True` is what the CIFAR recipes of the papers do: one group in which
     every trained parameter decays.
     """
+    if isinstance(weight_decay, bool) or not isinstance(weight_decay, int | float):
+        raise ValueError(f"param_groups: weight_decay={weight_decay!r} must be a number.")
     if weight_decay < 0:
         raise ValueError(f"param_groups: weight_decay={weight_decay} must not be negative; 0 switches it off.")
     if decay_all:

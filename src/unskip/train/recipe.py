@@ -38,7 +38,7 @@ class Recipe:
     options: dict[str, Any] = field(default_factory=dict)  # of the network or, where `method` is set, of the method
 
     # The data
-    dataset: Dataset = "digits"
+    dataset: Dataset = "digits"  # what is read, and how `--data` is laid out (unskip.train.sets)
     val_fraction: float = 0.1  # of the training images, held out for choosing; 0 holds none out
     image_size: int = 0  # px, what images are brought to; 0: as they come (imagefolder: 224)
     test_crop: float = 0.875  # imagefolder: the centre crop's share of the resized image's side when testing
@@ -64,19 +64,19 @@ class Recipe:
     optimizer: str = "sgd"  # any name of timm.optim
     lr: float = 0.1  # peak learning rate, for the whole batch
     momentum: float = 0.9  # of SGD; the first beta of Adam's family
-    nesterov: bool = False
-    weight_decay: float = 5e-4
+    nesterov: bool = False  # Nesterov's momentum, for SGD
+    weight_decay: float = 5e-4  # not on norms and biases, unless decay_all
     decay_all: bool = False  # norms and biases decay too, as in the papers' CIFAR recipes
     lr_scales: dict[str, float] = field(default_factory=dict)  # factor on the learning rate by parameter name pattern
     clip: float = 0.0  # largest norm of the whole gradient; 0 is off
     batch: int = 128  # images in an update, over all processes
-    epochs: int = 10
-    schedule: Schedule = "cosine"
+    epochs: int = 10  # times that the training images are gone through
+    schedule: Schedule = "cosine"  # of the learning rate: to min_lr, in steps at milestones, or none
     warmup_epochs: float = 0.0  # linear, from warmup_lr; they count among `epochs`
     warmup_lr: float = 0.0  # where the warm-up starts
     min_lr: float = 0.0  # where the cosine ends
     milestones: tuple[int, ...] = ()  # epochs after which schedule = "steps" multiplies the rate by `gamma`
-    gamma: float = 0.1
+    gamma: float = 0.1  # factor at each milestone
 
     # Penalties and constraints
     max_norm: float = 0.0  # largest norm of a unit's incoming weights (papers/plainnet.md, VI.C); 0 is off
@@ -86,7 +86,7 @@ class Recipe:
 
     # The machine
     precision: Precision = "fp32"  # bf16 and fp16: mixed with fp32
-    device: Literal["auto", "cpu"] = "auto"
+    device: Literal["auto", "cpu"] = "auto"  # auto: the GPU where there is one
     channels_last: bool = True  # memory format of images and convolutions, on CPUs too
     compile: Compile = "no"  # torch.compile of each block, or of the whole network
     cuda_graph: bool = False  # a whole update as one CUDA graph (one GPU)
@@ -99,7 +99,7 @@ class Recipe:
     keep: Literal["last", "best"] = "last"  # the weights that are tested at the end: the last or the best on validation
     save_steps: int = field(default=0, metadata=FREE)  # updates between checkpoints, besides the end of each epoch
     log_steps: int = field(default=20, metadata=FREE)  # updates between looks at the loss, which wait for the GPU
-    tensorboard: bool = field(default=False, metadata=FREE)
+    tensorboard: bool = field(default=False, metadata=FREE)  # writes OUT/tensorboard besides metrics.jsonl
 
     def __post_init__(self) -> None:
         for name, kind in _types().items():
