@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 
 .PHONY: demo test test-all test-rest lint docs clean setup
 
-demo: $(READY)            ## the story in two minutes, on a CPU
+demo: $(READY)            ## the story, in a few minutes on a CPU
 	$(BIN)/unskip demo
 
 test: lint $(READY)       ## the quick suite: lint, types, one small network per family (at most 15 minutes on 2 cores)

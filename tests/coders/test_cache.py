@@ -41,6 +41,8 @@ def test_a_second_network_takes_the_coder_from_disk(entry: Path, monkeypatch: py
         {"kernel": 3},
         {"depth": 2},
         {"seed": 1},
+        {"paired": True},
+        {"linear": True},
     ],
     ids=str,
 )

@@ -69,6 +69,10 @@ def test_near_far_by_hand() -> None:
     assert near_far(clean, noisy) == pytest.approx(2 / 45**0.5)
 
 
+def test_images_that_have_become_one_are_lost() -> None:
+    assert near_far(torch.ones(3, 4), torch.ones(3, 4)) == 1.0
+
+
 @pytest.mark.parametrize("shapes", [((1, 4), (1, 4)), ((3, 4), (3, 5))])
 def test_near_far_refuses_what_it_can_not_compare(shapes: tuple) -> None:
     with pytest.raises(ValueError, match="same shape and at least two images"):
@@ -81,7 +85,7 @@ def test_recording_leaves_no_trace() -> None:
     record_outputs(network, ["layer1.0", "layer3"], torch.randn(2, 3, 32, 32))
     with pytest.raises(RuntimeError):
         record_outputs(network, ["layer1.0", "layer3"], torch.randn(2, 5, 32, 32))
-    with pytest.raises(AttributeError):
+    with pytest.raises(ValueError, match="has no module 'layer9'"):
         record_outputs(network, ["layer1.0", "layer9"], torch.randn(2, 3, 32, 32))
     assert not any(module._forward_hooks for module in network.modules())
     assert network.training

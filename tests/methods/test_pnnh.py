@@ -66,6 +66,27 @@ def test_a_coded_transition_writes_what_the_next_coder_reads() -> None:
     torch.testing.assert_close(written.view(2, 16, 2, 4, 4), (pooled / math.sqrt(2))[:, :, None].expand(2, 16, 2, 4, 4))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("pretext", ["identity", "rectified_normal", "uniform", "random"])
+def test_a_coded_transition_suits_its_coder(pretext: str) -> None:
+    """What it writes passes the next coder about as well as what any other block reads, and at the same scale."""
+    network = unskip.plainify(cifar_resnet(14), pretext=pretext).double()
+    x = torch.randn(4, 16, 8, 8, dtype=torch.float64).relu()
+    written = network.layer2[0].coder(x)
+    typical = torch.randn(4, 32, 8, 8, dtype=torch.float64).relu()
+    following = network.layer2[1].coder
+
+    def loss(x: torch.Tensor) -> float:
+        return ((following(x) - x).norm() / x.norm()).item()
+
+    once = following(typical).relu()
+    assert loss(written.relu()) < 1.25 * loss(once) + 1e-9
+    if pretext != "random":
+        assert 0.2 < written.std() / torch.nn.functional.avg_pool2d(x, 2).std() < 1.2
+    if pretext == "identity":
+        torch.testing.assert_close(written[:, :16], torch.nn.functional.avg_pool2d(x, 2))
+
+
 def test_a_coded_transition_fits_odd_sizes() -> None:
     network = unskip.plainify(cifar_resnet(8))
     assert network(torch.randn(2, 3, 17, 21)).shape == (2, 10)
@@ -112,6 +133,7 @@ def test_mlp_reads_the_norm_and_has_no_activation_after_the_sum() -> None:
     read = block.pre(x)
     torch.testing.assert_close(read.mean(-1), torch.zeros(2, 4), atol=1e-4, rtol=0)
     torch.testing.assert_close(block(x), block.learner(read) + block.coder(read))
+    assert block.learner.conv2.weight.std().item() == pytest.approx(0.3 * math.sqrt(2 / (768 - 96)), rel=0.05)
     # The coder is a good one for normal inputs: it keeps half of the variance.
     z = torch.randn(5000, 192)
     assert (block.coder(z) - z).square().mean() < 0.52
@@ -161,6 +183,9 @@ def test_drop_path_moves_to_the_learner() -> None:
         ({"transition": "half"}, "transition='half'"),
         ({"signed": "abs"}, "signed='abs'"),
         ({"scale": -1}, "scale=-1"),
+        ({"scale": float("inf")}, "scale=inf must be a finite number"),
+        ({"ratio": "0.5"}, "ratio='0.5' must be a finite number"),
+        ({"seed": 1.5}, "seed=1.5 must be a whole number"),
     ],
 )
 def test_wrong_options_are_refused(options: dict, says: str) -> None:

@@ -16,11 +16,12 @@ from unskip.models.cifar import cifar_resnet, wide_resnet
 def randomise_norms(network: nn.Module) -> None:
     """Statistics and gains as after training, so that absorbing them is not trivial."""
     for norm in network.modules():
-        if isinstance(norm, nn.BatchNorm2d):
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
             nn.init.normal_(norm.running_mean)
             nn.init.uniform_(norm.running_var, 0.5, 2)
-            nn.init.normal_(norm.weight)
-            nn.init.normal_(norm.bias)
+            if norm.affine:
+                nn.init.normal_(norm.weight)
+                nn.init.normal_(norm.bias)
 
 
 def blocks_of(network: nn.Module) -> list[PNNHBlock]:
@@ -40,6 +41,13 @@ def with_silu(network: nn.Module) -> nn.Module:
     return network
 
 
+def without_gain(network: nn.Module) -> nn.Module:
+    for path, module in list(network.named_modules()):
+        if isinstance(module, nn.BatchNorm2d):
+            network.set_submodule(path, nn.BatchNorm2d(module.num_features, affine=False))
+    return network
+
+
 NETWORKS = {
     # name: (network, whether its blocks read both signs)
     "vanilla": (lambda: unskip.plainify(cifar_resnet(8)), False),
@@ -49,7 +57,10 @@ NETWORKS = {
     "vanilla quarter": (lambda: unskip.plainify(cifar_resnet(8), ratio=0.25), False),
     "vanilla without coder": (lambda: unskip.plainify(cifar_resnet(8), pretext="none"), False),
     "bottleneck": (lambda: unskip.plainify(timm.create_model("resnet26")), False),
-    "bottleneck fitted": (lambda: unskip.plainify(timm.create_model("resnet26"), pretext="random"), False),
+    "bottleneck random": (lambda: unskip.plainify(timm.create_model("resnet26"), pretext="random"), False),
+    "sync norm": (lambda: unskip.plainify(nn.SyncBatchNorm.convert_sync_batchnorm(cifar_resnet(8))), False),
+    "norm without gain": (lambda: unskip.plainify(without_gain(cifar_resnet(8))), False),
+    "dilated": (lambda: unskip.plainify(timm.create_model("resnet18", output_stride=8), pretext="random"), False),
     "grouped": (lambda: unskip.plainify(torchvision.models.resnext50_32x4d()), False),
     "inverted paired": (lambda: mobilenet("paired"), True),
     "inverted rectified": (lambda: mobilenet("rectify"), False),
@@ -123,5 +134,5 @@ def test_a_norm_that_depends_on_its_input_is_refused() -> None:
         if isinstance(module, nn.BatchNorm2d):
             network.set_submodule(path, nn.GroupNorm(4, module.num_features))
     plain = unskip.plainify(network).eval()
-    with pytest.raises(ValueError, match="GroupNorm in layer1.0 depends on its input"):
+    with pytest.raises(ValueError, match=r"GroupNorm in layer1\.0 depends on its input"):
         stacked(plain)

@@ -52,6 +52,9 @@ def test_option_a_and_b() -> None:
             lambda: unskip.create_model("pnnh_resnet111"),
             "no network named 'pnnh_resnet111'. Did you mean 'pnnh_resnet11?0",
         ),
+        (lambda: unskip.create_model("pnnh_resnet20", ratoi=0.3), r"has no argument 'ratoi'. Did you mean 'ratio'\?"),
+        (lambda: unskip.create_model("plain_resnet18", ratio=0.3), "'plain_resnet18' has no argument 'ratio'"),
+        (lambda: unskip.create_model(110), "name=110 must be text"),
         (lambda: unskip.create_model("pnnh_resnet20", pretext="nothing"), "pretext='nothing' is not known"),
     ],
 )
@@ -66,3 +69,19 @@ def test_wide_blocks_are_pre_activation() -> None:
     x = torch.randn(2, 16, 4, 4)
     branch = block.conv2(block.bn2(block.conv1(block.bn1(x).relu())).relu())
     torch.testing.assert_close(block(x), x + branch)
+
+
+def test_timms_regularisers_and_checkpointing() -> None:
+    network = unskip.create_model("pnnh_resnet20", drop_path_rate=0.2, drop_rate=0.1)
+    assert network.layer3[2].drop_path.drop_prob == pytest.approx(0.2)
+    residual = unskip.create_model("wrn16_8", drop_path_rate=0.2).eval()
+    assert residual.layer3[1].drop_path.drop_prob == pytest.approx(0.2)
+    torch.manual_seed(0)
+    plain = unskip.create_model("pnnh_resnet20").train()
+    x = torch.randn(4, 3, 16, 16)
+    plain(x).sum().backward()
+    expected = plain.conv1.weight.grad.clone()
+    plain.zero_grad()
+    plain.set_grad_checkpointing()
+    plain(x).sum().backward()
+    torch.testing.assert_close(plain.conv1.weight.grad, expected, rtol=1e-3, atol=1e-4)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from torch import nn
+from timm.layers import DropPath
 
 from tests.models.test_every_name import create, images
 
@@ -21,9 +21,9 @@ def test_compiles_to_one_graph(name: str) -> None:
     """Forward and backward, `fullgraph`, against eager."""
     torch._dynamo.reset()
     network = create(name).train()
-    for module in network.modules():  # BatchNorm of two images and no pixels would only measure its noise
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
+    for module in network.modules():  # chance would hit the two networks differently
+        if isinstance(module, DropPath):
+            module.drop_prob = 0.0
     twin = copy.deepcopy(network)
     x = images(name, 4)
     compiled = torch.compile(twin, backend="aot_eager", fullgraph=True)
@@ -67,7 +67,8 @@ opt = torch.optim.SGD(unskip.param_groups(net, 1e-4), lr=0.1)
 for _ in range(2):
     x = torch.randn(2, 3, int(sys.argv[3]), int(sys.argv[3]))
     opt.zero_grad(); net(x).square().mean().backward(); opt.step()
-flat = torch.cat([p.detach().flatten() for p in net.parameters()] + [b.flatten() for n, b in net.named_buffers() if "coder" in n])
+coders = [b.flatten() for n, b in net.named_buffers() if "coder" in n]
+flat = torch.cat([p.detach().flatten() for p in net.parameters()] + coders)
 both = [torch.empty_like(flat) for _ in range(2)]
 dist.all_gather(both, flat)
 assert torch.isfinite(flat).all() and torch.equal(*both), "replicas differ"

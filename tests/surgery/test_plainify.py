@@ -74,14 +74,17 @@ def test_trained_weights_that_are_lost_are_counted() -> None:
         warnings.simplefilter("error")
         unskip.plainify(residual)  # a fresh network loses nothing
     residual(torch.randn(8, 3, 16, 16))  # BatchNorm has seen data now
-    blocks = sum(
-        p.numel() for name, p in residual.named_parameters() if name.startswith("layer") and "shortcut" not in name
-    )
+    blocks = sum(p.numel() for name, p in residual.named_parameters() if name.startswith("layer"))
     with pytest.warns(UserWarning, match=f"{blocks:,} trained weights in 3 blocks are discarded"):
         unskip.plainify(residual)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         unskip.plainify(residual, "plain")  # keeps them all
+    projected = cifar_resnet(8, shortcut="B")
+    projected(torch.randn(8, 3, 16, 16))
+    lost = sum(p.numel() for name, p in projected.named_parameters() if "shortcut" in name)
+    with pytest.warns(UserWarning, match=f"{lost:,} trained weights in 2 blocks are discarded"):
+        unskip.plainify(projected, "plain")  # but for the projections
 
 
 def test_stem_and_head_keep_their_weights() -> None:
@@ -111,7 +114,22 @@ def test_mode_dtype_and_device_are_kept() -> None:
             r"block 'layer2.0' of ResNet .* its branch holds",
         ),
         (lambda: timm.create_model("regnety_002"), {}, r"block 's1.b1' .* no reader knows the class timm.Bottleneck"),
-        (lambda: torchvision.models.densenet121(), {}, "has no residual block|no reader knows"),
+        (lambda: torchvision.models.densenet121(), {}, "DenseNet has no residual block that a reader knows"),
+        (lambda: torchvision.models.quantization.resnet18(), {}, "no reader knows the class torchvision.Quantizable"),
+        (lambda: timm.create_model("resnet50", act_layer="silu"), {}, "SiLU, 2 in a row, does not let a closed form"),
+        (lambda: timm.create_model("resnet18", act_layer="tanh"), {}, "reads both signs, and Tanh"),
+        (lambda: timm.create_model("resnet18", act_layer="prelu"), {}, "PReLU is trained, and a coder is frozen"),
+        (
+            lambda: torchvision.models.resnet50(width_per_group=512),
+            {},
+            "would carry 256 channels, not fewer than its 256",
+        ),
+        (
+            lambda: nn.Sequential(timm.models.resnet.BasicBlock(8, 8, stride=2, dilation=2, downsample=nn.Identity())),
+            {},
+            r"strides \[2, 1\] with kernels \[3, 3\], dilated, leave no convolution",
+        ),
+        (lambda: cifar_resnet(8), {"method": PNNH}, "is neither a name"),
         (lambda: torchvision.models.vgg11(), {}, "VGG has no residual block that a reader knows: it is plain already"),
         (lambda: unskip.plainify(cifar_resnet(8)), {}, "it is plain already"),
         (lambda: unskip.plainify(cifar_resnet(8), "plain"), {}, "it is plain already"),
@@ -185,6 +203,54 @@ def test_a_stranger_adds_a_reader_and_a_method() -> None:
     finally:
         _READERS.pop(StrangersBlock, None)
         _METHODS.pop("zero", None)
+
+
+def test_a_block_used_twice_and_a_block_alone() -> None:
+    block = timm.models.resnet.BasicBlock(8, 8)
+    network = unskip.plainify(nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), block, block))
+    assert network[2] is network[3]
+    assert isinstance(network[3], PNNHBlock)
+    assert network.surgery.replaced == ("2", "3")
+    assert isinstance(unskip.plainify(block), PNNHBlock)
+
+
+@pytest.mark.parametrize("act", ["leaky_relu", "gelu", "silu", "hard_swish"])
+@torch.no_grad()
+def test_other_activations_keep_the_scale(act: str) -> None:
+    """56 layers at initialisation: what goes in with deviation 1 comes out of the last block neither tiny nor huge."""
+    residual = cifar_resnet(56)
+    layer = timm.layers.create_act_layer(act)
+    for path, module in list(residual.named_modules()):
+        if isinstance(module, nn.ReLU):
+            residual.set_submodule(path, copy.deepcopy(layer))
+    network = unskip.plainify(residual).train()
+    features = network.forward_features(torch.randn(8, 3, 16, 16))
+    assert 0.02 < features.std() < 20
+
+
+def test_stochastic_depth_stays_where_it_was_applied() -> None:
+    """timm's MobileNet-V2 builds it into blocks without a skip and never runs it there."""
+    network = unskip.plainify(timm.create_model("mobilenetv2_050", drop_path_rate=0.9), signed="rectify")
+    rates = [getattr(m.drop_path, "drop_prob", 0) for m in network.modules() if isinstance(m, PNNHBlock)]
+    assert 0 < sum(rate > 0 for rate in rates) == 10
+    half = unskip.plainify(timm.create_model("resnet18", drop_path_rate=0.4), "residual_half")
+    assert half.layer4[1].drop_path.drop_prob == pytest.approx(0.4)
+    assert half.surgery.kept == {"block": 8}
+
+
+def test_readers_and_methods_that_give_nonsense_are_named() -> None:
+    try:
+
+        @register_reader(StrangersBlock)
+        def read(block: nn.Module, path: str) -> None:
+            return None
+
+        with pytest.raises(ValueError, match=r"the reader of .*StrangersBlock gave None"):
+            unskip.plainify(nn.Sequential(StrangersBlock(4), StrangersBlock(4)))
+        with pytest.raises(ValueError, match="must be a dataclass"):
+            register_method("function")(lambda: None)
+    finally:
+        _READERS.pop(StrangersBlock, None)
 
 
 def test_a_subclass_with_a_forward_of_its_own_is_not_read() -> None:

@@ -16,9 +16,10 @@ def models(
     paper: Annotated[bool, typer.Option("--paper", help="Only networks of the paper's Tables 1 and 2.")] = False,
 ) -> None:
     """Lists the networks: parameters trained and frozen, MACs, skips kept, and the paper's figure beside ours."""
-    names = [name for name in ENTRIES if fnmatch.fnmatch(name, pattern)]
+    known = [name for name, entry in ENTRIES.items() if not paper or entry.paper_params is not None]
+    names = [name for name in known if fnmatch.fnmatch(name, pattern)]
     if not names:
-        raise ValueError(f"models: no name matches {pattern!r}.{nearest(pattern, list(ENTRIES))}")
+        raise ValueError(f"models: no name{' of the paper' * paper} matches {pattern!r}.{nearest(pattern, known)}")
     table = Table(caption="Millions. MACs: one image of the size given. Paper: papers/pnnh.md, Tables 1 and 2.")
     table.add_column("name", no_wrap=True)
     for column in ("image", "trained", "frozen", "MACs", "paper"):
@@ -26,8 +27,6 @@ def models(
     table.add_column("skips")
     for name in names:
         entry = ENTRIES[name]
-        if paper and entry.paper_params is None:
-            continue
         line = about(name)
         table.add_row(
             name,

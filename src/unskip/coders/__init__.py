@@ -2,11 +2,12 @@
 
 from unskip.coders.bank import PRETEXTS, CoderBank, act_name, make_coder
 from unskip.coders.cache import cache_dir
-from unskip.coders.closed import averaging
+from unskip.coders.closed import FORMS, averaging, odd_part_is_identity
 from unskip.coders.coder import Coder, CoderRef, CoderSpec, TransitionCoder
 from unskip.coders.fit import PRETEXT_TASKS, Fit, fit, floor
 
 __all__ = [
+    "FORMS",
     "PRETEXTS",
     "PRETEXT_TASKS",
     "Coder",
@@ -21,4 +22,5 @@ __all__ = [
     "fit",
     "floor",
     "make_coder",
+    "odd_part_is_identity",
 ]

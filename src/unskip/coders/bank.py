@@ -32,25 +32,43 @@ class CoderBank:
     def take_transition(
         self, target: CoderSpec, act: nn.Module, *, in_channels: int, limit: int, stride: int, **factory: Any
     ) -> tuple[TransitionCoder, int]:
-        """The internal path of a transition into the width of `target`, and its C_B, which is at most `limit`."""
-        signs = 2 if target.paired else 1
-        target_groups = target.code // signs
-        groups = min(in_channels, target_groups, limit // signs)
+        """The internal path of a transition into the width of `target`, and its C_B.
+
+        A closed form gives back any non-negative code that it has decoded, so the code is the pooled input itself, of
+        at most `limit` channels. Other coders read what they are made for: the pooled input, each channel spread over
+        the new ones that take its place.
+        """
+        coder = self.take(target, act, **factory)
         mix = spread = None
-        if groups < in_channels or target.paired:
-            mix = averaging(groups, in_channels)
-            mix = torch.cat([mix, -mix]) if target.paired else mix
-        if groups < target_groups:
-            spread = torch.block_diag(*[averaging(groups, target_groups).T] * signs)
-        coder = TransitionCoder(
-            self.take(target, act, **factory),
+        if target.pretext in FORMS:
+            signs = 2 if target.paired else 1
+            target_groups = target.code // signs
+            groups = min(in_channels, target_groups, limit // signs)
+            code = groups * signs
+            if groups < in_channels or target.paired:
+                mix = averaging(groups, in_channels)
+                mix = torch.cat([mix, -mix]) if target.paired else mix
+            if groups < target_groups:
+                spread = torch.block_diag(*[averaging(groups, target_groups).T] * signs)
+        else:
+            code = target.code
+            enc = (coder.coder if isinstance(coder, CoderRef) else coder).enc
+            centre = enc if target.linear else enc[:, :, target.kernel // 2, target.kernel // 2]
+            if in_channels <= target.channels:
+                lift = averaging(in_channels, target.channels).T
+            else:
+                lift = averaging(target.channels, in_channels)
+            mix = centre if enc.is_meta else centre.double() @ lift.to(centre.device)
+            mix = mix.new_empty(code, in_channels) if enc.is_meta else mix
+        transition = TransitionCoder(
+            coder,
             plain_copy(act),
             stride=stride,
             depth=target.depth,
             mix=None if mix is None else mix.to(**factory),
             spread=None if spread is None else spread.to(**factory),
         )
-        return coder, groups * signs
+        return transition, code
 
 
 def make_coder(
@@ -61,6 +79,7 @@ def make_coder(
     dtype: torch.dtype | None = None,
 ) -> Coder:
     """A coder with its weights: in closed form, from the cache, or fitted now. On the meta device none of these."""
+    assert act_name(act) == spec.act, f"{act} is not the activation of {spec}"
     act = plain_copy(act)
     enc, dec = (torch.empty(shape, device=device, dtype=dtype) for shape in (spec.enc_shape, spec.dec_shape))
     if not enc.is_meta:
@@ -86,7 +105,9 @@ def cached_fit(spec: CoderSpec, act: nn.Module) -> Fit:
     if fitted is None:
         console = Console(stderr=True)
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        with Progress(
+            *columns, console=console, transient=True, disable=not (console.is_terminal or console.is_jupyter)
+        ) as bar:
             name = f"coder {spec.channels} → {spec.code}, {spec.pretext}"
             task = bar.add_task(name, total=ROUNDS)
 

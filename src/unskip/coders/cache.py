@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import tempfile
 import warnings
 from pathlib import Path
 
@@ -79,14 +78,12 @@ def store(spec: CoderSpec, fitted: Fit) -> None:
     data = save({"enc": fitted.enc.contiguous(), "dec": fitted.dec.contiguous()}, metadata=about)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-            try:
-                file.write(data)
-                file.close()
-                os.replace(file.name, path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        half = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            half.write_bytes(data)
+            half.replace(path)
+        finally:
+            half.unlink(missing_ok=True)
     except OSError as error:
         warnings.warn(
             f"The fitted coder could not be cached at {path} ({error}); it will be fitted again next time. "

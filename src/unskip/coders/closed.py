@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unskip.coders.coder import CoderSpec, embed_kernel
 
@@ -34,8 +34,17 @@ def identity(spec: CoderSpec) -> Matrices:
     return enc, enc.T
 
 
+def odd_part_is_identity(act: nn.Module, depth: int) -> bool:
+    """Whether σ(z) - σ(-z) = z (σ applied `depth` times), which is what a paired coder stands on."""
+    z = torch.linspace(0.01, 5, 50, dtype=torch.float64, device="cpu")
+    plus, minus = z, -z
+    for _ in range(depth):
+        plus, minus = act(plus), act(minus)
+    return bool(torch.allclose(plus - minus, z, rtol=1e-9, atol=1e-9))
+
+
 def paired(form: Callable[[CoderSpec], Matrices], spec: CoderSpec) -> Matrices:
-    """x+ and x- side by side: σ(z) - σ(-z) = z for ReLU and for GELU, so C_B/2 directions pass with their sign."""
+    """x+ and x- side by side: where σ(z) - σ(-z) = z (ReLU, GELU, SiLU), C_B/2 directions pass with their sign."""
     half = CoderSpec(channels=spec.channels, code=spec.code // 2, pretext=spec.pretext, act=spec.act)
     enc, dec = form(half)
     return torch.cat([enc, -enc]), torch.cat([dec, -dec], dim=1)

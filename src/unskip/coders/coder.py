@@ -107,9 +107,10 @@ class CoderRef(nn.Module):
 class TransitionCoder(nn.Module):
     """The internal path of a transition: pools space, carries the input channels, writes what the next coder reads.
 
-    The code is a 2 x 2 average of the input (of stride-sized windows), channels averaged in groups where C_B is less
-    than C_in. It is decoded with the decoder of the coder of the new width, so the next block's coder passes it on
-    without loss. As a convolution: zero-padded taps of a 3 x 3 kernel, exact at odd sizes too.
+    The code is a 2 x 2 average of the input (of stride-sized windows), its channels mixed where that is needed. It is
+    decoded with the decoder of the coder of the new width: behind ReLU, a closed form of that width passes on what is
+    written here without loss, a fitted one as well as whatever it reads. As a convolution the pooling is zero-padded
+    taps of a 3 x 3 kernel, exact at odd sizes too.
     """
 
     mix: Tensor | None
@@ -130,19 +131,23 @@ class TransitionCoder(nn.Module):
         self.act = act
         self.stride = stride
         self.depth = depth
-        self.register_buffer("mix", mix)  # (C_B, C_in), None where every channel is carried
+        self.register_buffer("mix", mix)  # (C_B, C_in), None where every channel is carried as it is
         self.register_buffer("spread", spread)  # (C_B of the target, C_B), None where they are equal
 
     def forward(self, x: Tensor) -> Tensor:
         # As in the block itself, space is pooled by the first convolution of a vanilla block, by the second of a
         # bottleneck: before the only activation, or between the two.
-        code = x if self.mix is None else project(x, self.mix[..., None, None])
+        code = x if self.mix is None else self.project(x, self.mix)
         if self.depth == 2:
             code = self.act(code)
         code = self.act(self.pool(code))
         if self.spread is not None:
-            code = project(code, self.spread[..., None, None])
+            code = self.project(code, self.spread)
         return self.target.decode(code)
+
+    def project(self, x: Tensor, matrix: Tensor) -> Tensor:
+        linear = (self.target.coder if isinstance(self.target, CoderRef) else self.target).dec.ndim == 2
+        return project(x, matrix if linear else matrix[..., None, None])
 
     def pool(self, x: Tensor) -> Tensor:
         s = self.stride

@@ -9,8 +9,9 @@ def near_far(clean: Tensor, noisy: Tensor) -> float:
 
         near_far = median_i |f(x_i) - f(x_i + n_i)| / median_{i<j} |f(x_i) - f(x_j)|
 
-    Near 0 the layer knows its input; at 1 a trifle of noise moves an image as far as another image would be, and the
-    input is lost. Medians, because in deep plain networks with BatchNorm a few images lie far from all others.
+    Near 0 the layer knows its input. At 1 a trifle of noise moves an image as far as another image would be, or all
+    images are the same: the input is lost. Medians, because in deep plain networks with BatchNorm a few images lie far
+    from all others.
 
     Args:
         clean: f(x), (B, ...), at least two images.
@@ -24,4 +25,4 @@ def near_far(clean: Tensor, noisy: Tensor) -> float:
     clean, noisy = clean.flatten(1).double(), noisy.flatten(1).double()
     near = (clean - noisy).norm(dim=1).median()
     far = torch.pdist(clean).median()
-    return (near / far).item()
+    return (near / far).item() if far > 0 else 1.0

@@ -20,6 +20,11 @@ def record_outputs(network: nn.Module, paths: Iterable[str], x: Tensor) -> dict[
 
         return record
 
+    known = dict(network.named_modules())
+    paths = list(paths)
+    for path in paths:
+        if path not in known:
+            raise ValueError(f"record_outputs: {type(network).__name__} has no module {path!r}; see named_modules().")
     before = {name: buffer.clone() for name, buffer in network.named_buffers()}
     hooks = []
     try:

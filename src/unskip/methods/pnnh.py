@@ -8,23 +8,22 @@ above [W_2, W_dec] (`unskip.methods.stack`). That is why the network is plain.
 """
 
 import copy
+import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from unskip.coders import PRETEXTS, CoderBank, CoderSpec, act_name
+from unskip.coders import FORMS, PRETEXTS, CoderBank, CoderSpec, act_name, odd_part_is_identity
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.registry import register_method
-from unskip.methods.spec import BlockSpec, Conv, Layer, Unsupported, factory
+from unskip.methods.spec import RECTIFIERS, BlockSpec, Conv, Layer, Unsupported, factory
 
 Norm = Literal["first", "both"]
 Transition = Literal["coded", "whole"]
 Signed = Literal["rectify", "paired"]
-
-CLOSED_FORMS = ("group_average", "identity")
 
 
 class PNNHBlock(nn.Module):
@@ -59,12 +58,13 @@ class PNNHBlock(nn.Module):
 @register_method("pnnh")
 @dataclass(frozen=True, kw_only=True)
 class PNNH:
-    """The options of PNNH. The defaults are what measures best; `pnnh_paper` has the paper's literal setting."""
+    """The options of PNNH. The defaults are explained, with their measurements, in docs/pnnh.md; `pnnh_paper` has the
+    paper's literal setting."""
 
     ratio: float = 0.5  # C_B / C (C_B / C_low in bottlenecks), above 0 and at most 1/2
-    pretext: str = "auto"  # what the coder is; auto: group_average behind ReLU, else fitted through the activation
+    pretext: str = "auto"  # what the coder is; auto: group_average in CNNs, fitted on normal inputs in an MLP
     norm: Norm = "first"  # norms of the learner: after W_1 only (Appendix D), or after the last convolution too
-    scale: float = 0.3  # of the last convolution at initialisation, relative to He's
+    scale: float = 0.3  # of the last layer at initialisation, relative to He's
     transition: Transition = "coded"  # transitions with a coder of their own, or whole without one
     signed: Signed = "paired"  # blocks with linear output (MobileNet-V2): carry x+ and x-, or put σ after the sum
     seed: int = 0  # of fitted and random coders
@@ -72,6 +72,10 @@ class PNNH:
     keeps_weights: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        check_number("pnnh", "ratio", self.ratio)
+        check_number("pnnh", "scale", self.scale)
+        if not isinstance(self.seed, int):
+            raise ValueError(f"pnnh: seed={self.seed!r} must be a whole number.")
         if not 0 < self.ratio <= 0.5:
             raise ValueError(
                 f"pnnh: ratio={self.ratio} must be above 0 and at most 0.5. A coder as wide as the block is a residual "
@@ -121,15 +125,17 @@ class PNNH:
         """A transition as it is without its shortcut, its output rectified where the next coder relies on that."""
         rectified = self._out_act(spec) if spec.out_act is None else None
         if rectified is not None:
-            return PlainBlock(*spec.pre, *spec.branch, rectified)
+            return PlainBlock(*spec.pre, *[m for m in spec.branch if not isinstance(m, DropPath)], rectified)
         return Plain().build(spec, bank)
 
     def _expressible(self, spec: BlockSpec) -> bool:
         """Whether a block without a skip can have a coder; one that can't is no loss, for it had no path before."""
         try:
-            return spec.family is not None and self._activation(spec) is not None
+            self._coder_spec(spec, self._activation(spec))
+            check_strides(spec)
         except Unsupported:
             return False
+        return True
 
     def _activation(self, spec: BlockSpec) -> nn.Module:
         """The one activation inside the block, which learner and coder share."""
@@ -156,22 +162,36 @@ class PNNH:
     def _coder_spec(self, spec: BlockSpec, act: nn.Module) -> CoderSpec:
         first = spec.layers[0]
         signed = spec.reads_signed and not (self.signed == "rectify" and self._linear_output(spec))
+        depth = len(spec.layers) - 1
         pretext = self.pretext
         if pretext == "auto":
-            rectifies = isinstance(act, nn.ReLU | nn.ReLU6)
-            pretext = "group_average" if rectifies else "normal" if signed else "rectified_normal"
-        paired = signed and pretext in CLOSED_FORMS
+            # LayerNorm brings the inputs of an MLP to the distribution that a coder can be fitted on. In a CNN they
+            # have any scale, which a closed form passes on whatever it is.
+            pretext = "normal" if spec.family == "mlp" and not isinstance(act, RECTIFIERS) else "group_average"
+        paired = signed and pretext in FORMS
+        if paired and not odd_part_is_identity(act, depth):
+            raise Unsupported(
+                f"it reads both signs, and {type(act).__name__}, {depth} in a row, does not let a closed form carry "
+                "them; a fitted coder, for instance pretext='normal', can try"
+            )
+        if pretext in FORMS and not paired and not passes_positive(act):
+            raise Unsupported(f"{type(act).__name__} changes positive values, so pretext={pretext!r} carries nothing")
         base = first.out_features if spec.family in ("vanilla", "bottleneck") else spec.out_features
         code = max(2 if paired else 1, round(self.ratio * base))
-        dense = spec.family == "vanilla" and isinstance(first.conv, nn.Conv2d) and first.conv.dilation == (1, 1)
+        if code >= spec.out_features:
+            raise Unsupported(
+                f"its coder would carry {code} channels, not fewer than its {spec.out_features}; a smaller ratio does"
+            )
+        convs = [layer.conv for layer in spec.layers]
+        dilated = any(isinstance(conv, nn.Conv2d) and conv.dilation != (1, 1) for conv in convs)
         return CoderSpec(
             channels=spec.out_features,
             code=code - code % 2 if paired else code,
             pretext="identity" if pretext == "none" else pretext,
             act=act_name(act),
             # Closed forms are pointwise; a fitted coder has the kernel of the block's own convolutions.
-            kernel=first.kernel if dense and pretext not in CLOSED_FORMS else 1,
-            depth=len(spec.layers) - 1,
+            kernel=first.kernel if spec.family == "vanilla" and not dilated and pretext not in FORMS else 1,
+            depth=depth,
             paired=paired,
             linear=spec.family == "mlp",
             seed=self.seed,
@@ -190,7 +210,7 @@ class PNNH:
             initialise(conv, self.scale if i == last else 1.0)
             learner.add_module(f"conv{i + 1}", conv)
             if layer.norm is not None and (i != last or self.norm == "both"):
-                learner.add_module(f"norm{i + 1}", norm_like(layer.norm, fan_out))
+                learner.add_module(f"norm{i + 1}", norm_like(layer.norm, fan_out, **factory(layer.conv)))
             if layer.act is not None:
                 learner.add_module(f"act{i + 1}", copy.deepcopy(layer.act))
             if layer.drop:
@@ -212,11 +232,25 @@ class PNNHPaper(PNNH):
 def check_strides(spec: BlockSpec) -> None:
     """A coded transition pools with the taps of one convolution that reaches over its stride."""
     pooling = spec.layers[0] if len(spec.layers) == 2 else spec.layers[1]
-    if spec.stride not in (1, 2) or pooling.stride != spec.stride or (spec.stride == 2 and pooling.kernel < 3):
+    dilated = isinstance(pooling.conv, nn.Conv2d) and pooling.conv.dilation != (1, 1)
+    reaches = pooling.stride == spec.stride and pooling.kernel >= 3 and not dilated
+    if spec.stride > 2 or (spec.stride == 2 and not reaches):
         raise Unsupported(
             f"its strides {[layer.stride for layer in spec.layers]} with kernels "
-            f"{[layer.kernel for layer in spec.layers]} leave no convolution to pool in; transition='whole' works"
+            f"{[layer.kernel for layer in spec.layers]}{', dilated,' if dilated else ''} leave no convolution to pool "
+            "in; transition='whole' works"
         )
+
+
+def check_number(where: str, option: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{where}: {option}={value!r} must be a finite number.")
+
+
+def passes_positive(act: nn.Module) -> bool:
+    """Whether σ(z) = z for positive z (of ordinary size), so that a closed form carries what is positive."""
+    z = torch.linspace(0.01, 5, 50, dtype=torch.float64, device="cpu")
+    return bool(torch.allclose(copy.deepcopy(act)(z.clone()), z))
 
 
 def conv_like(layer: Layer, fan_in: int, fan_out: int) -> Conv:
@@ -246,26 +280,24 @@ def conv_like(layer: Layer, fan_in: int, fan_out: int) -> Conv:
 
 
 def initialise(conv: Conv, scale: float) -> None:
-    """Convolutions: He's normal over the fan-in (Eq. 1), times the scale. Linear layers: as transformers have it."""
-    if isinstance(conv, nn.Linear):
-        nn.init.trunc_normal_(conv.weight, std=0.02)
-    else:
-        nn.init.kaiming_normal_(conv.weight, mode="fan_in", nonlinearity="relu")
-        with torch.no_grad():
-            conv.weight.mul_(scale)
+    """He's normal over the fan-in (Eq. 1), times the scale."""
+    nn.init.kaiming_normal_(conv.weight, mode="fan_in", nonlinearity="relu")
+    with torch.no_grad():
+        conv.weight.mul_(scale)
     if conv.bias is not None:
         nn.init.zeros_(conv.bias)
 
 
-def norm_like(norm: nn.Module, features: int) -> nn.Module:
+def norm_like(norm: nn.Module, features: int, **factory: Any) -> nn.Module:
     """A fresh norm of the same kind at another width. A norm with an activation in it comes back without."""
     if isinstance(norm, nn.modules.batchnorm._BatchNorm):
-        kind = nn.SyncBatchNorm if isinstance(norm, nn.SyncBatchNorm) else nn.BatchNorm2d
+        kinds = (nn.SyncBatchNorm, nn.BatchNorm1d, nn.BatchNorm2d)
+        kind = next(kind for kind in kinds if isinstance(norm, kind))
         settings = {"eps": norm.eps, "momentum": norm.momentum, "affine": norm.affine}
-        return kind(features, track_running_stats=norm.track_running_stats, **settings, **factory(norm))  # type: ignore[arg-type]
+        return kind(features, track_running_stats=norm.track_running_stats, **settings, **factory)  # type: ignore[arg-type]
     if isinstance(norm, nn.GroupNorm):
         groups = norm.num_groups
         while features % groups:
             groups -= 1
-        return nn.GroupNorm(groups, features, eps=norm.eps, affine=norm.affine, **factory(norm))
+        return nn.GroupNorm(groups, features, eps=norm.eps, affine=norm.affine, **factory)
     raise Unsupported(f"its norm {type(norm).__name__} is none that can be made at another width")

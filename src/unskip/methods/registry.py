@@ -32,6 +32,8 @@ def register_method(name: str) -> Callable[[M], M]:
     """Decorator: makes a method known to `plainify(model, method=name)`."""
 
     def register(method: M) -> M:
+        if not dataclasses.is_dataclass(method):
+            raise ValueError(f"register_method: {method!r} must be a dataclass, whose fields are the method's options.")
         if name in _METHODS:
             raise ValueError(f"register_method: the name {name!r} is taken by {_METHODS[name]!r}; choose another.")
         _METHODS[name] = method
@@ -57,7 +59,7 @@ def resolve_method(method: str | Method, options: dict[str, Any]) -> Method:
                 f"plainify: the options {sorted(options)} were given beside a ready method object; "
                 "set them when you build the object, or give the method by name."
             )
-        if not isinstance(method, Method):
+        if isinstance(method, type) or not isinstance(method, Method):
             raise ValueError(
                 f"plainify: method={method!r} is neither a name ({', '.join(method_names())}) nor an object with "
                 "`build` and `keeps_weights`."

@@ -7,28 +7,39 @@ one of hidden width H + C. While it trains it *is* a residual network, so it is 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from timm.layers import DropPath
 from torch import Tensor, nn
 
 from unskip.coders import CoderBank
-from unskip.methods.pnnh import PNNH
+from unskip.methods.pnnh import PNNH, check_number
 from unskip.methods.registry import register_method
 from unskip.methods.spec import BlockSpec
 
 
 class ResidualHalfBlock(nn.Module):
-    """y = σ(learner(pre(x)) + shortcut(x))."""
+    """y = σ(learner(pre(x)) + x), or a projection of pre(x) instead of x."""
 
-    def __init__(self, pre: nn.Sequential, learner: nn.Sequential, shortcut: nn.Module | None, act: nn.Module) -> None:
+    keeps_skip = True
+
+    def __init__(
+        self,
+        pre: nn.Sequential,
+        learner: nn.Sequential,
+        shortcut: nn.Module | None,
+        drop_path: float,
+        act: nn.Module | None,
+    ) -> None:
         super().__init__()
         self.pre = pre
         self.learner = learner
         self.shortcut = shortcut
-        self.act = act
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+        self.act = nn.Identity() if act is None else act
 
     def forward(self, x: Tensor) -> Tensor:
         read = self.pre(x)
         path = x if self.shortcut is None else self.shortcut(read)
-        return self.act(self.learner(read) + path)
+        return self.act(self.drop_path(self.learner(read)) + path)
 
 
 @register_method("residual_half")
@@ -41,9 +52,14 @@ class ResidualHalf:
 
     keeps_weights: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        check_number("residual_half", "ratio", self.ratio)
+        check_number("residual_half", "scale", self.scale)
+        if not 0 < self.ratio <= 0.5:
+            raise ValueError(f"residual_half: ratio={self.ratio} must be above 0 and at most 0.5.")
+
     def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
         if not spec.skip:
             return None
         learner = PNNH(ratio=self.ratio, scale=self.scale).learner(spec)
-        act = nn.Identity() if spec.out_act is None else spec.out_act
-        return ResidualHalfBlock(nn.Sequential(*spec.pre), learner, spec.shortcut, act)
+        return ResidualHalfBlock(nn.Sequential(*spec.pre), learner, spec.shortcut, spec.drop_path, spec.out_act)

@@ -2,7 +2,7 @@
 
 A residual block computes, with any part but the branch possibly missing,
 
-    y = out_act( shortcut(x) + branch(pre(x)) )
+    y = out_act( shortcut + branch(pre(x)) )      the shortcut is x itself, or a projection of pre(x)
 
 The branch is kept as the block's own modules in the order in which they run. Everything else (its layers, its family,
 widths, strides, the sign of what it reads) is derived from them here, so that a reader only has to name the parts.
@@ -19,8 +19,8 @@ from torch import nn
 Conv = nn.Conv2d | nn.Linear
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
-# Activations that are never negative: what follows them needs no sign.
-NON_NEGATIVE = (nn.ReLU, nn.ReLU6, nn.Sigmoid, nn.Softplus, nn.Hardtanh)
+# Activations behind which there is nothing negative, or little: what follows them needs no sign.
+RECTIFIERS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.Sigmoid, nn.Softplus)
 NO_OPS = (nn.Identity, DropPath)
 
 
@@ -94,7 +94,7 @@ class BlockSpec:
                 raise Unsupported(f"its branch begins with {describe(module)}, not with a convolution")
             elif isinstance(module, nn.Dropout):
                 drop = max(drop, module.p)
-            elif isinstance(module, NORMS) and norm is None and act is None:
+            elif isinstance(module, NORMS) and norm is None and act is None and not drop:
                 norm = module
                 if isinstance(module, BatchNormAct2d) and not isinstance(module.act, nn.Identity):
                     act = module.act
@@ -102,7 +102,7 @@ class BlockSpec:
                 act = module
             else:
                 raise Unsupported(
-                    f"its branch holds {describe(module)} where only convolution, norm and activation may stand"
+                    f"its branch holds {describe(module)} where convolution, norm and activation follow each other"
                 )
         close()
         return tuple(layers)
@@ -154,7 +154,7 @@ class BlockSpec:
         last = self.pre[-1] if self.pre else self.out_act
         if isinstance(last, BatchNormAct2d):
             last = last.act
-        return not isinstance(last, NON_NEGATIVE)
+        return not isinstance(last, RECTIFIERS)
 
     @property
     def inner_act(self) -> nn.Module | None:
@@ -176,10 +176,11 @@ def describe(module: nn.Module) -> str:
 
 
 def is_activation(module: nn.Module) -> bool:
-    """An activation has no children and no weights but, like PReLU, at most one, and it isn't a pooling or a norm."""
-    name = type(module).__module__
-    return name.startswith(("torch.nn.modules.activation", "timm.layers.activations")) and not isinstance(
-        module, nn.MultiheadAttention
+    """The activations of torch.nn and timm that act on each number alone."""
+    home = type(module).__module__
+    across = (nn.MultiheadAttention, nn.GLU, nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin)
+    return home.startswith(("torch.nn.modules.activation", "timm.layers.activations")) and not isinstance(
+        module, across
     )
 
 

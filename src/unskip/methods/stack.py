@@ -11,7 +11,7 @@ import copy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from unskip.coders import Coder, CoderRef, TransitionCoder
 from unskip.methods.pnnh import PNNHBlock
@@ -40,36 +40,39 @@ def stack(block: PNNHBlock, path: str = "the block") -> nn.Sequential:
     for layer in layers:
         if layer.norm is None:
             convs.append(layer.conv)
-        elif isinstance(layer.norm, nn.BatchNorm2d) and isinstance(layer.conv, nn.Conv2d):
-            convs.append(fuse_conv_bn_eval(layer.conv, layer.norm))
+        elif getattr(layer.norm, "running_mean", None) is not None:
+            fuse = fuse_conv_bn_eval if isinstance(layer.conv, nn.Conv2d) else fuse_linear_bn_eval
+            convs.append(fuse(layer.conv, layer.norm))  # type: ignore[type-var, arg-type]
         else:
             raise ValueError(
                 f"stack: the {type(layer.norm).__name__} in {path} depends on its input; it can't be absorbed."
             )
     if block.coder is not None:
-        convs = beside(convs, coder_weights(block.coder, convs))
+        convs = beside(convs, stackable(block.coder, convs))
     parts: list[nn.Module] = [*block.pre]
     for layer, conv in zip(layers, convs, strict=True):
         parts += [conv] if layer.act is None else [conv, layer.act]
     return nn.Sequential(*parts, block.act)
 
 
-def coder_weights(coder: nn.Module, convs: list[Conv]) -> list[Tensor]:
+def stackable(coder: nn.Module, convs: list[Conv]) -> list[Tensor]:
     """The coder's weights, one for each convolution of the learner, with that convolution's kernel."""
     kernels = [1 if isinstance(conv, nn.Linear) else conv.kernel_size[0] for conv in convs]
     if isinstance(coder, TransitionCoder):
         target, stride = held(coder.target), coder.stride
-        dec = target.dec if coder.spread is None else torch.einsum("obhw,bc->ochw", target.dec, coder.spread)
+        dec = target.dec if coder.spread is None else torch.einsum("ob...,bc->oc...", target.dec, coder.spread)
         code = dec.shape[1]
-        mix = torch.eye(code).to(dec) if coder.mix is None else coder.mix
+        mix = torch.eye(code, device=dec.device, dtype=dec.dtype) if coder.mix is None else coder.mix
+        if dec.ndim == 2:
+            return [mix, dec]
         if len(convs) == 2:
             return [mix[..., None, None] * pooling_taps(dec, kernels[0], stride), widen(dec, kernels[1])]
-        middle = torch.ones(code, 1, 1, 1).to(dec) * pooling_taps(dec, kernels[1], stride)
+        middle = dec.new_ones(code, 1, 1, 1) * pooling_taps(dec, kernels[1], stride)
         return [mix[..., None, None], middle, widen(dec, kernels[2])]
     weights = held(coder)
     if len(convs) == 2:
         return [widen(weights.enc, kernels[0]), widen(weights.dec, kernels[1])]
-    middle = widen(torch.ones(weights.enc.shape[0], 1, 1, 1).to(weights.enc), kernels[1])
+    middle = widen(weights.enc.new_ones(weights.enc.shape[0], 1, 1, 1), kernels[1])
     return [weights.enc, middle, weights.dec]
 
 
@@ -88,7 +91,7 @@ def widen(weight: Tensor, kernel: int) -> Tensor:
 
 def pooling_taps(like: Tensor, kernel: int, stride: int) -> Tensor:
     """Average pooling of stride x stride windows as a k x k kernel: the taps from the centre on."""
-    taps = torch.zeros(kernel, kernel).to(like)
+    taps = like.new_zeros(kernel, kernel)
     centre = kernel // 2
     taps[centre : centre + stride, centre : centre + stride] = 1 / stride**2
     return taps
@@ -111,14 +114,17 @@ def beside_grouped(conv: nn.Conv2d, pointwise: Tensor) -> tuple[Tensor, int]:
     size = conv.in_channels // conv.groups  # channels of a group
     code = pointwise.shape[0]
     if conv.in_channels == conv.out_channels and code % size == 0 and conv.groups > 1:
-        own = torch.eye(size).to(pointwise).repeat(code // size, 1)[..., None, None] * pointwise
+        own = (
+            torch.eye(size, device=pointwise.device, dtype=pointwise.dtype).repeat(code // size, 1)[..., None, None]
+            * pointwise
+        )
         return torch.cat([conv.weight, own]), conv.groups + code // size
     rows = conv.out_channels // conv.groups
     weight = conv.weight.new_zeros(conv.out_channels + code, conv.in_channels + code, *conv.kernel_size)
     for g in range(conv.groups):
         own_rows = slice(g * rows, (g + 1) * rows)
         weight[own_rows, g * size : (g + 1) * size] = conv.weight[own_rows]
-    index = torch.arange(code)
+    index = torch.arange(code, device=weight.device)
     weight[conv.out_channels + index, conv.in_channels + index] = pointwise[:, 0]
     return weight, 1
 

@@ -7,6 +7,8 @@ WRN-N-k has 6n + 4 layers, widths 16k, 32k, 64k and pre-activation blocks.
 from typing import Any, Literal
 
 import torch
+from timm.layers import DropPath
+from timm.models import checkpoint_seq
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -33,13 +35,14 @@ class CifarBlock(nn.Module):
 
     preact = False
 
-    def __init__(self, in_chs: int, out_chs: int, stride: int, shortcut: Shortcut) -> None:
+    def __init__(self, in_chs: int, out_chs: int, stride: int, shortcut: Shortcut, drop_path: float = 0.0) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_chs, out_chs, 3, stride, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(out_chs)
         self.act1 = nn.ReLU(inplace=True)
         self.conv2 = nn.Conv2d(out_chs, out_chs, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(out_chs)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         self.act2 = nn.ReLU(inplace=True)
         self.shortcut: nn.Module | None = None
         if stride != 1 or in_chs != out_chs:
@@ -51,7 +54,7 @@ class CifarBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         response = self.act1(self.bn1(self.conv1(x)))
-        response = self.bn2(self.conv2(response))
+        response = self.drop_path(self.bn2(self.conv2(response)))
         return self.act2(response + (x if self.shortcut is None else self.shortcut(x)))
 
 
@@ -60,7 +63,7 @@ class WideBlock(nn.Module):
 
     preact = True
 
-    def __init__(self, in_chs: int, out_chs: int, stride: int, shortcut: Shortcut) -> None:
+    def __init__(self, in_chs: int, out_chs: int, stride: int, shortcut: Shortcut, drop_path: float = 0.0) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(in_chs)
         self.act1 = nn.ReLU(inplace=True)
@@ -68,6 +71,7 @@ class WideBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(out_chs)
         self.act2 = nn.ReLU(inplace=True)
         self.conv2 = nn.Conv2d(out_chs, out_chs, 3, 1, 1, bias=False)
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         self.shortcut: nn.Module | None = None
         if stride != 1 or in_chs != out_chs:
             if shortcut == "A":
@@ -77,19 +81,19 @@ class WideBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         read = self.act1(self.bn1(x))
-        response = self.conv2(self.act2(self.bn2(self.conv1(read))))
+        response = self.drop_path(self.conv2(self.act2(self.bn2(self.conv1(read)))))
         return response + (x if self.shortcut is None else self.shortcut(read))
 
 
 @register_reader(CifarBlock)
 def read_cifar_block(block: nn.Module, path: str) -> BlockSpec:
-    branch = parts(block, "conv1 bn1 act1 conv2 bn2")
+    branch = parts(block, "conv1 bn1 act1 conv2 bn2 drop_path")
     return BlockSpec(path=path, branch=branch, shortcut=block.shortcut, out_act=block.act2)  # type: ignore[arg-type]
 
 
 @register_reader(WideBlock)
 def read_wide_block(block: nn.Module, path: str) -> BlockSpec:
-    branch = parts(block, "conv1 bn2 act2 conv2")
+    branch = parts(block, "conv1 bn2 act2 conv2 drop_path")
     return BlockSpec(path=path, pre=parts(block, "bn1 act1"), branch=branch, shortcut=block.shortcut)  # type: ignore[arg-type]
 
 
@@ -105,6 +109,8 @@ class CifarResNet(nn.Module):
         shortcut: Shortcut = "A",
         num_classes: int = 10,
         in_chans: int = 3,
+        drop_rate: float = 0.0,  # dropout before the classifier
+        drop_path_rate: float = 0.0,  # stochastic depth of the last block, falling to 0 at the first
     ) -> None:
         super().__init__()
         if shortcut not in ("A", "B"):
@@ -112,6 +118,9 @@ class CifarResNet(nn.Module):
         if blocks < 1:
             raise ValueError(f"CifarResNet: blocks={blocks} must be at least 1 in each stage.")
         self.num_classes = num_classes
+        self.drop_rate = drop_rate
+        self.grad_checkpointing = False
+        rates = torch.linspace(0, drop_path_rate, 3 * blocks, device="cpu").tolist()
         self.conv1 = nn.Conv2d(in_chans, 16, 3, 1, 1, bias=False)
         self.bn1 = nn.Identity() if block.preact else nn.BatchNorm2d(16)
         self.act1 = nn.Identity() if block.preact else nn.ReLU(inplace=True)
@@ -122,7 +131,7 @@ class CifarResNet(nn.Module):
             layer = nn.Sequential()
             for i in range(blocks):
                 stride = 2 if stage > 0 and i == 0 else 1
-                layer.append(block(in_chs, out_chs, stride, shortcut))
+                layer.append(block(in_chs, out_chs, stride, shortcut, rates[stage * blocks + i]))
                 in_chs = out_chs
             name = f"layer{stage + 1}"
             self.add_module(name, layer)
@@ -138,18 +147,26 @@ class CifarResNet(nn.Module):
     def get_classifier(self) -> nn.Module:
         return self.fc
 
-    def reset_classifier(self, num_classes: int) -> None:
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.grad_checkpointing = enable
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        if global_pool not in (None, "avg"):
+            raise ValueError(f"CifarResNet: global_pool={global_pool!r} must be 'avg', the only one there is.")
         self.num_classes = num_classes
         self.fc = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
 
     def forward_features(self, x: Tensor) -> Tensor:
         x = self.act1(self.bn1(self.conv1(x)))
         for name in ("layer1", "layer2", "layer3"):
-            x = self.get_submodule(name)(x)
+            layer = self.get_submodule(name)
+            x = checkpoint_seq(layer, x) if self.grad_checkpointing and self.training else layer(x)
         return self.act(self.norm(x))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         x = torch.mean(x, dim=(2, 3))
+        if self.drop_rate:
+            x = F.dropout(x, self.drop_rate, self.training)
         return x if pre_logits else self.fc(x)
 
     def forward(self, x: Tensor) -> Tensor:

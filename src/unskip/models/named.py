@@ -17,6 +17,8 @@ CIFAR: dict[str, Any] = {
     "first_conv": "conv1",
     "classifier": "fc",
     "feature_cfg": {"out_indices": (0, 1, 2)},
+    "mean": (0.4914, 0.4822, 0.4465),
+    "std": (0.2470, 0.2435, 0.2616),
 }
 IMAGENET: dict[str, Any] = {"input_size": (3, 224, 224), "num_classes": 1000, "residual": False}
 RESNET: dict[str, Any] = {**IMAGENET, "family": "resnet", "first_conv": "conv1", "classifier": "fc"}

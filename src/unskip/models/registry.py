@@ -1,5 +1,6 @@
 """Networks by name, in one registry that timm shares: a backbone `x` and its skip-free versions `plain_x`, `pnnh_x`."""
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from unskip.methods.registry import nearest
 from unskip.surgery import plainify
 
 Build = Callable[..., nn.Module]
+TIMM_OPTIONS = ("num_classes", "in_chans", "drop_rate", "drop_path_rate", "features_only", "out_indices")
 SKIP_FREE = ("plain", "pnnh")  # the methods that every backbone has a name for
 
 
@@ -44,7 +46,18 @@ class Entry:
             network = self.backbone(**backbone_kwargs)
             return network if self.method is None else plainify(network, self.method, **options)
 
-        return build_model_with_cfg(build, self.name, pretrained=False, feature_cfg=dict(self.feature_cfg), **kwargs)
+        try:
+            return build_model_with_cfg(
+                build, self.name, pretrained=False, feature_cfg=dict(self.feature_cfg), **kwargs
+            )
+        except TypeError as error:
+            unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            if unknown is None or unknown[1] not in kwargs:
+                raise
+            wrong = unknown[1]
+        raise ValueError(
+            f"create_model: {self.name!r} has no argument {wrong!r}.{nearest(wrong, [*TIMM_OPTIONS, *known])}"
+        )
 
 
 ENTRIES: dict[str, Entry] = {}
@@ -58,6 +71,8 @@ def backbone(
     residual: bool,
     first_conv: str,
     classifier: str,
+    mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN,
+    std: tuple[float, ...] = IMAGENET_DEFAULT_STD,
     paper: dict[str, float] | None = None,
     feature_cfg: dict[str, Any] | None = None,
 ) -> Callable[[Build], Build]:
@@ -84,8 +99,8 @@ def backbone(
             module.default_cfgs[name] = {  # timm reads it from the module of the entry point
                 "num_classes": num_classes,
                 "input_size": input_size,
-                "mean": IMAGENET_DEFAULT_MEAN,
-                "std": IMAGENET_DEFAULT_STD,
+                "mean": mean,
+                "std": std,
                 "first_conv": first_conv,
                 "classifier": classifier,
             }
@@ -107,6 +122,8 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Modul
     Keyword arguments are timm's (num_classes, in_chans, features_only, drop_path_rate, ...) and, for a `pnnh_` name,
     the options of `unskip.methods.PNNH`.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"create_model: name={name!r} must be text, for instance 'pnnh_resnet110'.")
     if name not in ENTRIES and not timm.is_model(name):
         raise ValueError(f"create_model: there is no network named {name!r}.{nearest(name, list(ENTRIES))}")
     return timm.create_model(name, pretrained=pretrained, **kwargs)

@@ -11,7 +11,7 @@ from torch import nn
 import unskip.surgery.readers  # noqa: F401 - registers the readers
 from unskip.coders import CoderBank
 from unskip.methods import BlockSpec, Method, Unsupported, resolve_method
-from unskip.methods.spec import NORMS
+from unskip.methods.spec import NORMS, describe
 from unskip.surgery.reading import Reader, find_blocks, known_families
 
 
@@ -36,8 +36,8 @@ def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = 
         options: the method's own options, see `unskip.methods`; for 'pnnh': ratio, pretext, norm, scale, transition,
             signed and seed.
 
-    The network's stem, head and norms outside the blocks keep their weights. A method that builds new weights for the
-    blocks says how many trained ones it discards.
+    The network's stem, head and norms outside the blocks keep their weights. If the network looks trained (its norms
+    tell), a warning says how many trained weights are discarded with the old blocks.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(
@@ -52,7 +52,8 @@ def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = 
     replaced: list[str] = []
     left: list[str] = []
     kept: dict[str, int] = {}
-    discarded = 0
+    discarded: list[int] = []  # trained weights, by block
+    done: dict[int, nn.Module] = {}  # a block that is used twice is replaced by one and the same
     blocks = list(find_blocks(network))
     if not any(_may_skip(block, path, reader) for path, block, reader in blocks):
         _refuse(
@@ -61,34 +62,37 @@ def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = 
             strict,
         )
     for path, block, reader in blocks:
+        if id(block) in done:
+            network = _put(network, path, done[id(block)])
+            replaced.append(path)
+            continue
+        refusal = ""
         try:
             spec, new = _operate(block, path, reader, how, bank)
         except Unsupported as reason:
-            _refuse(
-                f"plainify: method {_label(method)} can't make block {path!r} of {name} skip-free: {reason}. "
-                "strict=False leaves such blocks as they are.",
-                strict,
-            )
+            refusal = f"plainify: method {_label(method)} can't make block {path!r} of {name} skip-free: {reason}. "
+        if refusal:
+            _refuse(refusal + "strict=False leaves such blocks as they are.", strict)
             left.append(path)
             continue
-        for kind in spec.kept:
+        for kind in spec.kept + (("block",) if getattr(new, "keeps_skip", False) else ()):
             kept[kind] = kept.get(kind, 0) + 1
         if new is None:
             continue
         assert reader is not None
-        if not how.keeps_weights and _looks_trained(block):
-            still_there = {id(p) for p in new.parameters()}
-            old = [p for module in spec.branch for p in module.parameters()]
-            discarded += sum(p.numel() for p in old if id(p) not in still_there)
+        if _looks_trained(block):
+            gone = _lost_weights(spec, new)
+            discarded += [gone] if gone else []
         new.train(block.training)
-        network.set_submodule(path, reader.write(block, new))
+        done[id(block)] = reader.write(block, new)
+        network = _put(network, path, done[id(block)])
         if spec.skip:
             replaced.append(path)
 
     if discarded:
         warnings.warn(
-            f"plainify: {name} looks trained, but method {_label(method)} builds new weights: {discarded:,} trained "
-            f"weights in {len(replaced)} blocks are discarded, so the network must be trained anew.",
+            f"plainify: {name} looks trained, but with method {_label(method)} {sum(discarded):,} trained weights in "
+            f"{len(discarded)} blocks are discarded, so the network must be trained anew.",
             stacklevel=2,
         )
     network.surgery = Surgery(method=how, replaced=tuple(replaced), left=tuple(left), kept=kept)  # type: ignore[assignment]
@@ -100,18 +104,36 @@ def _operate(
 ) -> tuple[BlockSpec, nn.Module | None]:
     """The block's spec and its skip-free version, None where it stays."""
     if reader is None:
-        kind = f"{type(block).__module__.split('.')[0]}.{type(block).__name__}"
         raise Unsupported(
-            f"no reader knows the class {kind}. Known blocks: {', '.join(known_families())}. "
+            f"no reader knows the class {describe(block)}. Known blocks: {', '.join(known_families())}. "
             "Add one with unskip.surgery.register_reader"
         )
     spec = reader.read(block, path)
-    return spec, method.build(spec, bank)
+    if not isinstance(spec, BlockSpec) or not spec.branch:
+        raise ValueError(f"plainify: the reader of {describe(block)} gave {spec!r} for {path!r}, not a BlockSpec.")
+    new = method.build(spec, bank)
+    if new is not None and not isinstance(new, nn.Module):
+        raise ValueError(f"plainify: method {_label(method)} built {new!r} for {path!r}, which is not an nn.Module.")
+    return spec, new
+
+
+def _put(network: nn.Module, path: str, block: nn.Module) -> nn.Module:
+    if not path:
+        return block
+    network.set_submodule(path, block)
+    return network
+
+
+def _lost_weights(spec: BlockSpec, new: nn.Module) -> int:
+    """Weights of the block, its projection included, that do not live on in the new one."""
+    still_there = {id(p) for p in new.parameters()}
+    modules = [*spec.branch, *([] if spec.shortcut is None else [spec.shortcut])]
+    return sum(p.numel() for module in modules for p in module.parameters() if id(p) not in still_there)
 
 
 def _may_skip(block: nn.Module, path: str, reader: Reader | None) -> bool:
     try:
-        return reader is None or reader.read(block, path).skip
+        return reader is None or getattr(reader.read(block, path), "skip", True)
     except Unsupported:
         return True
 
@@ -127,7 +149,10 @@ def _label(method: str | Method) -> str:
 
 
 def _looks_trained(block: nn.Module) -> bool:
-    """Whether a norm in the block has seen data or training: fresh ones have mean 0, gains 0 or 1 and bias 0."""
+    """Whether a norm in the block has seen data or training: fresh ones have mean 0, gains 0 or 1 and bias 0.
+
+    A block without norms tells nothing, and counts as fresh.
+    """
     for norm in block.modules():
         if not isinstance(norm, NORMS) or any(p.is_meta for p in norm.parameters()):
             continue

@@ -65,19 +65,19 @@ def find_blocks(network: nn.Module) -> Iterator[tuple[str, nn.Module, Reader | N
     classes = Counter(type(module) for module in network.modules())
 
     def search(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module, Reader | None]]:
-        for name, child in module.named_children():
-            at = f"{path}.{name}" if path else name
-            reader = reader_of(child)
-            if reader is not None:
-                yield at, child, reader
-            elif not getattr(child, "skip_free", False):
-                inside = list(search(child, at))
-                known = any(found is not None for _, _, found in inside)
-                suspect = classes[type(child)] > 1 or isinstance(child, tuple(_READERS))
-                if not known and suspect and looks_residual(child):
-                    yield at, child, None
-                else:
-                    yield from inside
+        reader = reader_of(module)
+        if reader is not None:
+            yield path, module, reader
+        elif not getattr(module, "skip_free", False):
+            # Not named_children(), which leaves out a block that is used twice.
+            children = [(name, child) for name, child in module._modules.items() if child is not None]
+            inside = [found for name, child in children for found in search(child, f"{path}.{name}".lstrip("."))]
+            known = any(found is not None for _, _, found in inside)
+            derived = isinstance(module, tuple(_READERS))
+            if not known and (derived or (path and classes[type(module)] > 1 and looks_residual(module))):
+                yield path, module, None
+            else:
+                yield from inside
 
     yield from search(network, "")
 

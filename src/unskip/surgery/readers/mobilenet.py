@@ -10,13 +10,13 @@ from unskip.surgery.reading import register_reader
 
 @register_reader(timm_blocks.InvertedResidual)
 def read_timm_inverted(block: nn.Module, path: str) -> BlockSpec:
-    names = "conv_s2d bn_s2d conv_pw bn1 conv_dw bn2 aa se conv_pwl bn3 drop_path"
+    names = "conv_s2d bn_s2d conv_pw bn1 conv_dw bn2 aa se conv_pwl bn3" + (" drop_path" if block.has_skip else "")
     return BlockSpec(path=path, branch=parts(block, names), skip=bool(block.has_skip))
 
 
 @register_reader(timm_blocks.DepthwiseSeparableConv)
 def read_timm_separable(block: nn.Module, path: str) -> BlockSpec:
-    names = "conv_s2d bn_s2d conv_dw bn1 aa se conv_pw bn2 drop_path"
+    names = "conv_s2d bn_s2d conv_dw bn1 aa se conv_pw bn2" + (" drop_path" if block.has_skip else "")
     return BlockSpec(path=path, branch=parts(block, names), skip=bool(block.has_skip))
 
 
