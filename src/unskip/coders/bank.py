@@ -58,8 +58,7 @@ class CoderBank:
                 lift = averaging(in_channels, target.channels).T
             else:
                 lift = averaging(target.channels, in_channels)
-            mix = centre if enc.is_meta else centre.double() @ lift.to(centre.device)
-            mix = mix.new_empty(code, in_channels) if enc.is_meta else mix
+            mix = centre.double() @ lift.to(centre.device)
         transition = TransitionCoder(
             coder,
             plain_copy(act),
