@@ -77,7 +77,7 @@ def test_a_flipped_bit_anywhere_in_the_weights(out: Path) -> None:
     """torch.load alone would not notice."""
     file = out / "checkpoint.pt"
     raw = bytearray(file.read_bytes())
-    weight = torch.load(file, weights_only=True)["network"]["3.weight"].numpy().tobytes()
+    weight = torch.load(file, weights_only=True)["network"]["9.weight"].numpy().tobytes()
     at = bytes(raw).index(weight)
     raw[at + 100] ^= 4
     file.write_bytes(raw)
