@@ -1,5 +1,6 @@
-"""`unskip demo`: the story in two minutes on a CPU."""
+"""`unskip demo`: the story, in a few minutes on a CPU."""
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ def demo(
     from unskip.train import demo as story
     from unskip.train.demo_view import View, table
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the runs too, as Ctrl-C does
     with View() as view:
         told = story.tell(seed, out, view.show)
     picture, page = story.write(told, out)
