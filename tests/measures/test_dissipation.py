@@ -1,4 +1,4 @@
-"""Information survives depth, or does not (papers/pnnh.md, section 3; issue: near/far at initialisation)."""
+"""Information survives depth, or does not (papers/pnnh.md, section 3): near/far at initialisation."""
 
 from pathlib import Path
 

@@ -5,6 +5,7 @@ rest is read and augmented by worker processes with torchvision's transforms v2 
 What happens in an epoch follows from the seed and the epoch's number alone, so any batch can be made again.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -65,7 +66,7 @@ def make_feed(
     return DeviceFeed(_decoded(data, recipe), recipe, device=device, dtype=dtype, share=share)
 
 
-class Feed:
+class Feed(ABC):
     """What both feeds share: the order of an epoch, normalisation, mixing, and the batches of an evaluation."""
 
     def __init__(
@@ -107,8 +108,9 @@ class Feed:
             x = x if self.erase is None else self.erase(x)
             return (x, y) if self.mix is None else self.mix(x, y)
 
+    @abstractmethod
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        raise NotImplementedError
+        """This process's share of the batches of an epoch from number `start` on, before they are mixed."""
 
     def evaluation(self, split: Split) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """(images, labels, weights): all images of a split once over all processes.
@@ -121,9 +123,9 @@ class Feed:
         for at, (x, y) in zip(mine.split(size), self.plain_batches(split, mine.split(size)), strict=True):
             yield x, y, (at < len(split)).to(self.device, self.dtype)
 
+    @abstractmethod
     def plain_batches(self, split: Split, parts: tuple[Tensor, ...]) -> Iterator[Batch]:
         """Batches of a split as they are, by index; an index beyond the end stands for the last image."""
-        raise NotImplementedError
 
     def normalise(self, x: Tensor) -> Tensor:
         """uint8 (B, C, H, W) to what the network reads, in place where that is possible."""
