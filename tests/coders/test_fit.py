@@ -106,10 +106,11 @@ def test_another_task_gives_another_coder_that_is_better_at_it() -> None:
     )
 
 
-@pytest.mark.parametrize("kernel", [1, 3])
-def test_the_default_task_moves_away_from_its_start(kernel: int) -> None:
-    start = next(iter(_starts(spec(kernel=kernel), RELU, torch.Generator().manual_seed(_seed(spec(kernel=kernel))))))
-    fitted = fit(spec(kernel=kernel), RELU)
+@pytest.mark.parametrize(("width", "kernel"), [(32, 1), (32, 3), pytest.param(512, 3, marks=pytest.mark.full)])
+def test_the_default_task_moves_away_from_its_start(width: int, kernel: int) -> None:
+    wanted = spec(width, kernel=kernel)
+    start = next(iter(_starts(wanted, RELU, torch.Generator().manual_seed(_seed(wanted)))))
+    fitted = fit(wanted, RELU)
     assert (fitted.enc - start[0]).abs().max() > 1e-3 * start[0].abs().max()
     if kernel == 3:
         assert fitted.enc[:, :, 0, 0].abs().max() > 0, "all nine taps are in use"

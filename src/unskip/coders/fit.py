@@ -48,7 +48,7 @@ POSITIONS = 1024  # samples of C channels in a step
 SIDE = 8  # side of the images they form where the kernel is larger than 1
 STEPS = 100  # of one round
 ROUNDS = 30  # at most
-STEP_SIZE = 0.01  # of Adam, as a share of the weights' root mean square
+STEP_SIZE = 0.01  # of Adam, as a share of the weights' root mean square; a quarter of it after a round that loses
 ENOUGH = 2e-3  # a round that improves the error by less than this share is the last; noise of the held-out error
 
 
@@ -83,25 +83,32 @@ def fit(spec: CoderSpec, act: nn.Module, on_round: Callable[[int, float], None] 
         candidates = [(error(weights), weights) for weights in _starts(spec, act, generator)]
         best_error, best = min(candidates, key=lambda candidate: candidate[0])
         start_mse = best_error
-        rounds = 0
+        rounds, step_size = 0, STEP_SIZE
         for rounds in range(1, ROUNDS + 1):
-            weights = _round(best, spec, act, sample, generator)
+            weights = _round(best, spec, act, sample, generator, step_size)
             mse = error(weights)
             gain = (best_error - mse) / best_error
             if gain > -ENOUGH:  # no worse: on the floor a round only moves along the valley
                 best_error, best = mse, weights
+            else:
+                step_size /= 4  # too long a step for so many weights
             on_round(rounds, best_error)
-            if gain < ENOUGH:
+            if -ENOUGH < gain < ENOUGH:
                 break
     return Fit(best[0], best[1], best_error, start_mse, rounds)
 
 
 def _round(
-    start: tuple[Tensor, Tensor], spec: CoderSpec, act: nn.Module, sample: Sampler, generator: torch.Generator
+    start: tuple[Tensor, Tensor],
+    spec: CoderSpec,
+    act: nn.Module,
+    sample: Sampler,
+    generator: torch.Generator,
+    step_size: float,
 ) -> tuple[Tensor, Tensor]:
     """STEPS of Adam on fresh samples with a step size that falls to zero along a cosine."""
     enc, dec = (weight.clone().requires_grad_() for weight in start)
-    groups = [{"params": [w], "lr": STEP_SIZE * w.detach().square().mean().sqrt().item()} for w in (enc, dec)]
+    groups = [{"params": [w], "lr": step_size * w.detach().square().mean().sqrt().item()} for w in (enc, dec)]
     optimizer = torch.optim.Adam(groups)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     for _ in range(STEPS):
