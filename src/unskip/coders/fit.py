@@ -43,7 +43,7 @@ PRETEXT_TASKS: dict[str, Sampler] = {
 }
 VARIANCE = {"rectified_normal": 0.5 - 1 / (2 * math.pi), "normal": 1.0, "uniform": 1 / 12}
 
-VERSION = 1  # of this file's arithmetic; part of the cache key, so raise it whenever the result changes
+VERSION = 2  # of this file's arithmetic; part of the cache key, so raise it whenever the result changes
 POSITIONS = 1024  # samples of C channels in a step
 SIDE = 8  # side of the images they form where the kernel is larger than 1
 STEPS = 100  # of one round
