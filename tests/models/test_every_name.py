@@ -31,8 +31,9 @@ def small(name: str) -> dict:
 
 
 def images(name: str, count: int = 2) -> Tensor:
-    side = {"cifar_resnet": 16, "wrn": 8, "vit": 32}.get(ENTRIES[name].family, 64)
-    return torch.randn(count, 3, side, side)
+    channels, height, _ = ENTRIES[name].input_size
+    side = {"cifar_resnet": 16, "wrn": 8, "vit": 32}.get(ENTRIES[name].family, min(height, 64))
+    return torch.randn(count, channels, side, side)
 
 
 def create(name: str, **kwargs: object) -> nn.Module:
@@ -44,7 +45,7 @@ def test_behaves_like_any_pytorch_network(name: str) -> None:
     network = create(name)
     x = images(name)
     classes = ENTRIES[name].num_classes
-    assert classes == (10 if ENTRIES[name].family in ("cifar_resnet", "wrn") else 1000)
+    assert classes == (1000 if ENTRIES[name].input_size[-1] == 224 else 10)
 
     # Backward: every trained parameter has a finite gradient, no coder has one or asks for one.
     network.train()

@@ -13,15 +13,16 @@ from unskip.models import ENTRIES, about
 
 def models(
     pattern: Annotated[str, typer.Argument(help="Only names that match, for instance 'pnnh_*'.")] = "*",
-    paper: Annotated[bool, typer.Option("--paper", help="Only networks of the paper's Tables 1 and 2.")] = False,
+    paper: Annotated[bool, typer.Option("--paper", help="Only networks whose parameters a paper prints.")] = False,
 ) -> None:
     """Lists the networks: parameters trained and frozen, MACs, skips kept, and the paper's figure beside ours."""
     known = [name for name, entry in ENTRIES.items() if not paper or entry.paper_params is not None]
     names = [name for name in known if fnmatch.fnmatch(name, pattern)]
     if not names:
         raise ValueError(f"models: no name{' of the paper' * paper} matches {pattern!r}.{nearest(pattern, known)}")
-    table = Table(caption="Millions. MACs: one image of the size given. Paper: papers/pnnh.md, Tables 1 and 2.")
+    table = Table(caption="Millions. MACs: one image of the size given. Paper: as the network's paper prints it.")
     table.add_column("name", no_wrap=True)
+    table.add_column("family", no_wrap=True)
     for column in ("image", "trained", "frozen", "MACs", "paper"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("skips")
@@ -30,6 +31,7 @@ def models(
         line = about(name)
         table.add_row(
             name,
+            entry.family,
             str(entry.input_size[-1]),
             f"{line.trained / 1e6:.3f}",
             f"{line.frozen / 1e6:.3f}",

@@ -49,7 +49,7 @@ def skips_left(network: nn.Module) -> str:
     """'all' for a residual network, 'none' for a plain one, else what stayed and how often."""
     surgery = getattr(network, "surgery", None)
     if surgery is None:
-        return "all"
+        return "none" if getattr(network, "skip_free", False) else "all"
     left = dict(surgery.kept)
     if surgery.left:
         left["block"] = len(surgery.left)

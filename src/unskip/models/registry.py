@@ -1,4 +1,8 @@
-"""Networks by name, in one registry that timm shares: a backbone `x` and its skip-free versions `plain_x`, `pnnh_x`."""
+"""Networks by name, in one registry that timm shares.
+
+`@backbone` names a residual network `x` and its skip-free versions `plain_x`, `pnnh_x`, ...; `@network` names one that
+is what it is (SeqNet, PlainNet, the simplified networks).
+"""
 
 import re
 import sys
@@ -26,11 +30,12 @@ class Entry:
 
     name: str
     family: str
-    backbone: Build
-    method: str | None  # None: the residual network itself
+    builder: Build
+    method: str | None  # None: what the builder returns, as it is
     input_size: tuple[int, int, int]
     num_classes: int
-    paper_params: float | None  # millions, papers/pnnh.md Tables 1 and 2
+    paper_params: float | None  # millions, as the network's paper prints it
+    options: tuple[str, ...] = ()  # the builder's own arguments beside timm's
     feature_cfg: dict[str, Any] = field(default_factory=dict)
 
     def build(self, pretrained: bool = False, **kwargs: Any) -> nn.Module:
@@ -42,8 +47,8 @@ class Entry:
         known = [] if self.method is None else method_options(self.method)
         options = {name: kwargs.pop(name) for name in list(kwargs) if name in known}
 
-        def build(**backbone_kwargs: Any) -> nn.Module:
-            network = self.backbone(**backbone_kwargs)
+        def build(**builder_kwargs: Any) -> nn.Module:
+            network = self.builder(**builder_kwargs)
             return network if self.method is None else plainify(network, self.method, **options)
 
         try:
@@ -55,65 +60,105 @@ class Entry:
             if unknown is None or unknown[1] not in kwargs:
                 raise
             wrong = unknown[1]
-        raise ValueError(
-            f"create_model: {self.name!r} has no argument {wrong!r}.{nearest(wrong, [*TIMM_OPTIONS, *known])}"
-        )
+        known = [*TIMM_OPTIONS, *known, *self.options]
+        raise ValueError(f"create_model: {self.name!r} has no argument {wrong!r}.{nearest(wrong, known)}")
 
 
 ENTRIES: dict[str, Entry] = {}
 
 
 def backbone(
+    *, residual: bool, methods: tuple[str, ...] = SKIP_FREE, paper: dict[str, float] | None = None, **about: Any
+) -> Callable[[Build], Build]:
+    """Decorator: registers a backbone's skip-free names and, if `residual`, its own (timm has the other ones already).
+
+    Args:
+        residual: whether the residual network gets a name too.
+        methods: the methods to name, `method_backbone` each.
+        paper: parameters that papers/pnnh.md prints, in millions, by method ('residual', 'plain', 'pnnh').
+        about: what `network` takes.
+    """
+
+    def register(fn: Build) -> Build:
+        for method in (None, *methods) if residual else methods:
+            name = fn.__name__ if method is None else f"{method}_{fn.__name__}"
+            _register(name, fn, method=method, paper=(paper or {}).get(method or "residual"), **about)
+        return fn
+
+    return register
+
+
+def network(**about: Any) -> Callable[[Build], Build]:
+    """Decorator: registers one network under the name of the function that builds it. Arguments as in `_register`."""
+
+    def register(fn: Build) -> Build:
+        _register(fn.__name__, fn, **about)
+        return fn
+
+    return register
+
+
+def _register(
+    name: str,
+    builder: Build,
     *,
     family: str,
     input_size: tuple[int, int, int],
     num_classes: int,
-    residual: bool,
     first_conv: str,
     classifier: str,
+    method: str | None = None,
     mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN,
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD,
-    paper: dict[str, float] | None = None,
+    paper: float | None = None,
+    options: tuple[str, ...] = (),
     feature_cfg: dict[str, Any] | None = None,
-) -> Callable[[Build], Build]:
-    """Decorator: registers a backbone's skip-free names and, if `residual`, its own (timm has the other ones already).
+) -> None:
+    """Makes a name known to us and to timm.
 
-    `paper` gives the parameters that papers/pnnh.md prints, in millions, by method ('residual', 'plain', 'pnnh').
+    Args:
+        name: the public id.
+        builder: builds the network from timm's arguments and its own `options`.
+        family: networks that are built alike share it.
+        input_size: channels, height and width of an image.
+        num_classes: width of the head unless the user says otherwise.
+        first_conv: path of the layer that reads the image.
+        classifier: path of the head.
+        method: the method that makes what the builder returns skip-free, None for none.
+        mean: of the images' channels, for normalising.
+        std: of the images' channels, for normalising.
+        paper: parameters that the network's paper prints, in millions.
+        options: names of the builder's own arguments, for the message about a wrong one.
+        feature_cfg: how timm takes feature maps from it.
     """
+    module = sys.modules[builder.__module__]
+    entry = Entry(
+        name=name,
+        family=family,
+        builder=builder,
+        method=method,
+        input_size=input_size,
+        num_classes=num_classes,
+        paper_params=paper,
+        options=options,
+        feature_cfg=feature_cfg or {},
+    )
+    ENTRIES[name] = entry
+    module.default_cfgs[name] = {  # timm reads it from the module of the entry point
+        "num_classes": num_classes,
+        "input_size": input_size,
+        "mean": mean,
+        "std": std,
+        "first_conv": first_conv,
+        "classifier": classifier,
+    }
 
-    def register(fn: Build) -> Build:
-        module = sys.modules[fn.__module__]
-        for method in (None, *SKIP_FREE) if residual else SKIP_FREE:
-            name = fn.__name__ if method is None else f"{method}_{fn.__name__}"
-            entry = Entry(
-                name=name,
-                family=family,
-                backbone=fn,
-                method=method,
-                input_size=input_size,
-                num_classes=num_classes,
-                paper_params=(paper or {}).get(method or "residual"),
-                feature_cfg=feature_cfg or {},
-            )
-            ENTRIES[name] = entry
-            module.default_cfgs[name] = {  # timm reads it from the module of the entry point
-                "num_classes": num_classes,
-                "input_size": input_size,
-                "mean": mean,
-                "std": std,
-                "first_conv": first_conv,
-                "classifier": classifier,
-            }
+    def build(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        return entry.build(pretrained, **kwargs)
 
-            def build(pretrained: bool = False, entry: Entry = entry, **kwargs: Any) -> nn.Module:
-                return entry.build(pretrained, **kwargs)
-
-            build.__name__ = build.__qualname__ = name
-            build.__module__ = fn.__module__
-            setattr(module, name, register_model(build))
-        return fn
-
-    return register
+    build.__name__ = build.__qualname__ = name
+    build.__module__ = builder.__module__
+    setattr(module, name, register_model(build))
 
 
 def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
