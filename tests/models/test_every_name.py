@@ -19,6 +19,7 @@ from unskip.models import ENTRIES
 QUICK = {
     "resnet20", "plain_resnet20", "pnnh_resnet20", "pnnh_wrn16_8", "plain_resnet18", "pnnh_resnet18", "pnnh_resnet50",
     "plain_mobilenetv2", "pnnh_mobilenetv2", "pnnh_swin_tiny", "pnnh_vit_tiny",
+    "plainnet_mlp", "plainnet50",
 }  # fmt: skip
 NAMES = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.full]) for name in ENTRIES]
 
@@ -30,8 +31,10 @@ def small(name: str) -> dict:
     return {"img_size": 32} if ENTRIES[name].family == "vit" else {}
 
 
-def images(name: str, count: int = 2) -> Tensor:
+def images(name: str) -> Tensor:
     channels, height, _ = ENTRIES[name].input_size
+    # The BatchNorm of a fully connected network sees the batch alone, and two images would all become +-1.
+    count = 2 if ENTRIES[name].feature_maps else 16
     side = {"cifar_resnet": 16, "wrn": 8, "vit": 32}.get(ENTRIES[name].family, min(height, 64))
     return torch.randn(count, channels, side, side)
 
@@ -62,7 +65,7 @@ def test_behaves_like_any_pytorch_network(name: str) -> None:
     assert not any(module.training for module in network.modules())
     with torch.no_grad():
         y = network(x)
-        assert y.shape == (2, classes)
+        assert y.shape == (len(x), classes)
         assert torch.equal(network(x), y)
 
         # Copies: deepcopy, pickle, state_dict (strict), safetensors.
@@ -129,7 +132,13 @@ def test_timm_arguments(name: str) -> None:
     family = ENTRIES[name].family
     x = images(name)
     network = create(name, num_classes=7, in_chans=1).eval()
-    assert network(x[:, :1]).shape == (2, 7)
+    assert network(x[:, :1]).shape == (len(x), 7)
+    network.reset_classifier(3)
+    assert network(x[:, :1]).shape == (len(x), 3)
+    if not ENTRIES[name].feature_maps:
+        with pytest.raises(ValueError, match=f"'{name}' is fully connected and has no feature maps"):
+            create(name, features_only=True)
+        return
     features = create(name, features_only=True).eval()
     outputs = features(x)
     channels = features.feature_info.channels()
@@ -139,8 +148,6 @@ def test_timm_arguments(name: str) -> None:
         assert torch.isfinite(output).all()
     if name.startswith("pnnh_"):
         assert any(isinstance(module, Coder) for module in features.modules()), "the coder came along"
-    network.reset_classifier(3)
-    assert network(x[:, :1]).shape == (2, 3)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from unskip.models import create_model
 from unskip.train import MaxNorm, Orthogonal, Recipe, ShiftedDecay
 from unskip.train.optim import make_optimizer, recipe_groups
 from unskip.train.penalties import from_recipe, identity_shift, orthogonality, start_shift, unit_weights
@@ -31,6 +32,20 @@ def test_max_norm_of_a_convolution_is_per_unit() -> None:
     MaxNorm(3.0)(conv)
     expected = torch.renorm(before.flatten(1), p=2, dim=0, maxnorm=3.0).view_as(before)  # torch's own
     torch.testing.assert_close(conv.weight.data, expected)
+
+
+def test_max_norm_is_for_hidden_units() -> None:
+    """papers/plainnet.md, VI.C.2: "imposed on the weights' vector of every hidden unit"."""
+    network = create_model("plainnet_mlp", depth=3)
+    for p in network.parameters():
+        p.data.mul_(10)
+    head = network.get_classifier().weight.detach().clone()
+    MaxNorm(3.0)(network)
+    hidden = [weight for weight in unit_weights(network) if weight is not network.get_classifier().weight]
+    assert len(hidden) == 3
+    for weight in hidden:
+        torch.testing.assert_close(weight.norm(dim=1), torch.full((300,), 3.0))
+    assert torch.equal(network.get_classifier().weight, head)
 
 
 def test_orthogonality_by_hand() -> None:

@@ -37,12 +37,18 @@ class Entry:
     paper_params: float | None  # millions, as the network's paper prints it
     options: tuple[str, ...] = ()  # the builder's own arguments beside timm's
     feature_cfg: dict[str, Any] = field(default_factory=dict)
+    feature_maps: bool = True  # False: fully connected, so there are none
 
     def build(self, pretrained: bool = False, **kwargs: Any) -> nn.Module:
         if pretrained:
             raise ValueError(
                 f"create_model: {self.name!r} has no pretrained weights (pretrained=True). Build it with "
                 "pretrained=False and train it, or load weights of your own with load_state_dict."
+            )
+        if kwargs.get("features_only") and not self.feature_maps:
+            raise ValueError(
+                f"create_model: {self.name!r} is fully connected and has no feature maps (features_only=True). Take "
+                "its last layer with forward_features, or hook the layers you want."
             )
         known = [] if self.method is None else method_options(self.method)
         options = {name: kwargs.pop(name) for name in list(kwargs) if name in known}
@@ -113,6 +119,7 @@ def _register(
     paper: float | None = None,
     options: tuple[str, ...] = (),
     feature_cfg: dict[str, Any] | None = None,
+    feature_maps: bool = True,
 ) -> None:
     """Makes a name known to us and to timm.
 
@@ -130,6 +137,7 @@ def _register(
         paper: parameters that the network's paper prints, in millions.
         options: names of the builder's own arguments, for the message about a wrong one.
         feature_cfg: how timm takes feature maps from it.
+        feature_maps: whether there are any; features_only is refused where not.
     """
     module = sys.modules[builder.__module__]
     entry = Entry(
@@ -142,6 +150,7 @@ def _register(
         paper_params=paper,
         options=options,
         feature_cfg=feature_cfg or {},
+        feature_maps=feature_maps,
     )
     ENTRIES[name] = entry
     module.default_cfgs[name] = {  # timm reads it from the module of the entry point

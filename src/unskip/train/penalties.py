@@ -6,6 +6,7 @@ update. Lists of both are what `unskip.train.run` takes; `from_recipe` makes tho
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,16 +27,23 @@ def unit_weights(network: nn.Module) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class MaxNorm:
-    """Scales each unit's incoming weights down to norm `limit` where they exceed it (papers/plainnet.md, VI.C).
+    """Scales each hidden unit's incoming weights down to norm `limit` where they exceed it (papers/plainnet.md, VI.C).
 
         w_j <- w_j * min(1, limit / ||w_j||)
+
+    The units of the classifier are not hidden: those of `network.get_classifier()`, where it has one, stay as they are.
     """  # fmt: skip
 
     limit: float
 
     @torch.no_grad()
     def __call__(self, network: nn.Module) -> None:
+        find: Any = getattr(network, "get_classifier", None)
+        head = None if find is None else find()
+        shown = {id(p) for p in head.parameters()} if isinstance(head, nn.Module) else set()
         for weight in unit_weights(network):
+            if id(weight) in shown:
+                continue
             norm = weight.flatten(1).norm(dim=1).view(-1, *[1] * (weight.ndim - 1))
             weight.mul_((self.limit / norm.clamp_min(1e-12)).clamp_max(1.0))
 
