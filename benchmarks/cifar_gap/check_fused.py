@@ -16,7 +16,7 @@ def relative(a: Tensor, b: Tensor) -> float:
     return ((a - b).norm() / b.norm().clamp(min=1e-12)).item()
 
 
-def check(channels: int, hidden: int, path: str, second_norm: bool, size: int = 8) -> float:
+def check(channels: int, hidden: int, path: str, second_norm: bool, kernel2: int = 3, size: int = 8) -> float:
     """Largest relative difference over the output and all gradients, for one block on random data."""
     g = torch.Generator().manual_seed(channels + hidden)
 
@@ -25,7 +25,7 @@ def check(channels: int, hidden: int, path: str, second_norm: bool, size: int = 
 
     x = draw(2, channels, size, size).relu().contiguous(memory_format=torch.channels_last).requires_grad_()
     w1 = draw(hidden, channels, 3, 3, scale=0.1).requires_grad_()
-    w2 = draw(channels, hidden, 3, 3, scale=0.1).requires_grad_()
+    w2 = draw(channels, hidden, kernel2, kernel2, scale=0.1).requires_grad_()
     norms = [
         [(1 + draw(n, scale=0.2)).requires_grad_(), draw(n, scale=0.3).requires_grad_()] for n in (hidden, channels)
     ]
@@ -33,7 +33,7 @@ def check(channels: int, hidden: int, path: str, second_norm: bool, size: int = 
     matrix = coder_matrix(path, channels, 0) if matrix is None else matrix
 
     a = F.batch_norm(F.conv2d(x, w1, padding=1), None, None, *norms[0], True).relu()
-    out = F.conv2d(a, w2, padding=1)
+    out = F.conv2d(a, w2, padding=kernel2 // 2)
     out = F.batch_norm(out, None, None, *norms[1], True) if second_norm else out
     y = (out + torch.einsum("oc,bchw->bohw", matrix, x)).relu()
     gy = draw(*y.shape).contiguous(memory_format=torch.channels_last)
@@ -63,6 +63,7 @@ def check(channels: int, hidden: int, path: str, second_norm: bool, size: int = 
 def main() -> None:
     cases = [(16, 8, path, False) for path in ("pair", "identity", "half", "quarter", "turns", "none")]
     cases += [(16, 16, "identity", True), (16, 8, "pair", True), (32, 8, "pair", False), (24, 12, "half", False)]
+    cases += [(16, 8, "pair", False, 1), (32, 24, "pair", False, 1)]
     for case in cases:
         worst = check(*case)
         print(*case, f"{worst:.1e}")

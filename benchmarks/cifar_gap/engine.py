@@ -158,6 +158,8 @@ class Flat:
             else:
                 p.data = self.master[here].view(p.shape)
         blocks = [block for block in network.blocks if fuse and block.can_fuse]
+        self.ties: list[tuple[Tensor, ...]] = []
+        self.slices = slices
         self.fuse(blocks, slices, device)
         inside = {p for block in blocks for p in block.parameters()}
         self.leaves = [p for _, p in named if p not in inside]
@@ -189,19 +191,43 @@ class Flat:
                     self.grad[slices[n.weight]],
                     self.grad[slices[n.bias]],
                 )
-            w1, w2 = slices[block.conv1.weight], slices[block.conv2.weight]
+            w1 = slices[block.conv1.weight]
+            if getattr(block, "tied", False):
+                w2, dw2 = self.tie(block, slices)
+            else:
+                here = slices[block.conv2.weight]
+                w2, dw2 = self.work[here], self.grad[here]
             block.fused = SimpleNamespace(
-                w1=self.work[w1], w2=self.work[w2], dw1=self.grad[w1], dw2=self.grad[w2],
+                w1=self.work[w1], w2=w2, dw1=self.grad[w1], dw2=dw2,
                 norm1=views[block.norm1], norm2=views[block.norm2], path=block.path, last=block.last,
             )  # fmt: skip
+
+    def tie(self, block, slices: dict) -> tuple[Tensor, Tensor]:
+        """A bfloat16 W_2 and a float32 gradient of its own for a tied block; `zero` and `update` keep them in step."""
+        hidden, channels = block.conv1.weight.shape[:2]
+        w1, gain = slices[block.conv1.weight], slices[block.gain2]
+        shape = (hidden, 9, channels)
+        w2 = torch.zeros(channels, 9, hidden, dtype=self.work.dtype, device=self.work.device)
+        dw2 = torch.zeros(channels, 9, hidden, device=self.work.device)
+        self.ties.append(
+            (self.master[w1].view(shape), self.master[gain], self.grad[w1].view(shape), self.grad[gain], w2, dw2)
+        )
+        return w2.view(-1), dw2.view(-1)
 
     def zero(self) -> None:
         self.grad.zero_()
         self.sums.zero_()
+        for w1, gain, _, _, w2, dw2 in self.ties:
+            w2.copy_(w1.flip(1).permute(2, 1, 0) * gain)
+            dw2.zero_()
 
     def update(self, leaf_grads: tuple[Tensor, ...], lr: Tensor) -> None:
         for g, here in zip(leaf_grads, self.leaf_slices, strict=True):
             self.grad[here].copy_(g.permute(0, 2, 3, 1).reshape(-1) if g.ndim == 4 else g.reshape(-1))
+        for w1, gain, dw1, dgain, _, dw2 in self.ties:
+            transposed = dw2.permute(2, 1, 0).flip(1)
+            dgain.copy_((transposed * w1).sum((1, 2)))
+            dw1.add_(transposed * gain[:, None, None])
         g = self.grad
         if self.clip is not None:
             g = g * (self.clip / g.norm()).clamp(max=1.0)
@@ -241,7 +267,8 @@ class Trainer:
         self.sums = torch.zeros(2, device=device)  # loss, wrong
         self.stream = self.graph = None
         if device == "cuda":
-            self.stream = torch.cuda.Stream()
+            # A very deep network is a long chain of small kernels: it goes first, the others fill the gaps.
+            self.stream = torch.cuda.Stream(priority=-1 if network.blocks > 18 else 0)
             self.capture()
 
     def lr_at(self, step: int) -> float:
@@ -314,6 +341,23 @@ class Trainer:
         self.network.train()
         wrong, loss = (sums / len(labels)).tolist()
         return 100 * wrong, loss
+
+    def weights(self) -> dict[str, Tensor]:
+        """The float32 weights and statistics by the names of `networks.py`, convolutions as (O, I, kh, kw)."""
+        state = {}
+        for name, p in self.network.named_parameters():
+            here = self.flat.slices[p]
+            flat = self.flat.master[here].cpu()
+            o, *rest = p.shape
+            state[name] = (
+                flat.view(o, rest[1], rest[2], rest[0]).permute(0, 3, 1, 2).contiguous()
+                if rest[1:]
+                else flat.view(p.shape)
+            )
+        for name, module in self.network.named_modules():
+            if hasattr(module, "mean") and hasattr(module, "var"):
+                state[f"{name}.mean"], state[f"{name}.var"] = module.mean.cpu(), module.var.cpu()
+        return state
 
     def run(self, log) -> dict:
         start, config = time.time(), self.config
@@ -400,6 +444,8 @@ class Engine:
         built = time.time() - start
         with torch.cuda.stream(trainer.stream):
             result = trainer.run(self.log)
+            if job.get("save"):
+                torch.save(trainer.weights(), self.out / f"{job['name']}.pt")
         self.log(
             "results.jsonl", {**result, "build_seconds": built, "network": asdict(network), "train": asdict(config)}
         )

@@ -62,6 +62,7 @@ def conv_kernel(
     src, w, out, sums, squares, e1, e2, out_sums, out_sums2,
     P: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     CI: tl.constexpr, CO: tl.constexpr, COP: tl.constexpr, BLOCK: tl.constexpr,
+    ALL: tl.constexpr,  # taps of the kernel: 9 (3x3) or 1 (1x1)
     TAPS: tl.constexpr, KP: tl.constexpr,  # taps of one row taken together (1 or 3), and TAPS * CI padded
     FLIP: tl.constexpr,  # transposed convolution
     EPILOGUE: tl.constexpr,  # 0 none; 1 relu(acc + M e1); 2 acc [e2 > 0]; 3 (acc + M e1) [e2 > 0]
@@ -73,9 +74,9 @@ def conv_kernel(
     k, co = tl.arange(0, KP), tl.arange(0, COP)
     om = co < CO
     acc = tl.zeros((BLOCK, COP), tl.float32)
-    for t in range(9 // TAPS):
-        dy = t * TAPS // 3 - 1
-        dx = -1 if TAPS == 3 else t % 3 - 1
+    for t in range(ALL // TAPS):
+        dy = t * TAPS // 3 - 1 if ALL == 9 else 0
+        dx = -1 if TAPS == 3 else (t % 3 - 1 if ALL == 9 else 0)
         km = k < TAPS * CI
         ok = (row + dy >= 0) & (row + dy < H)
         if TAPS == 3:
@@ -85,10 +86,10 @@ def conv_kernel(
             mask = (ok & (col + dx >= 0) & (col + dx < W))[:, None] & km[None, :]
         v = tl.load(src + (p + dy * W + dx)[:, None] * CI + k[None, :], mask=mask, other=0.0)
         if FLIP:
-            tap = 8 - t * TAPS - k // CI
-            at_w = (k % CI * (9 * CO) + tap * CO)[:, None] + co[None, :]
+            tap = ALL - 1 - t * TAPS - k // CI
+            at_w = (k % CI * (ALL * CO) + tap * CO)[:, None] + co[None, :]
         else:
-            at_w = co[None, :] * (9 * CI) + t * TAPS * CI + k[:, None]
+            at_w = co[None, :] * (ALL * CI) + t * TAPS * CI + k[:, None]
         weight = tl.load(w + at_w, mask=km[:, None] & om[None, :], other=0.0)
         acc = tl.dot(v, weight, acc)
     mask = (p >= 0)[:, None] & om[None, :]
@@ -116,12 +117,12 @@ def wgrad_kernel(
     g, x, dw,
     H: tl.constexpr, W: tl.constexpr,
     CG: tl.constexpr, CX: tl.constexpr, CGP: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr,
-    TAPS: tl.constexpr, KP: tl.constexpr,
+    ALL: tl.constexpr, TAPS: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
     """dw[o, tap, i] += sum over the program's pixels of g[p, o] x[p + tap, i], for one tap or the three of a row."""
     chunk, t = tl.program_id(0), tl.program_id(1)
-    dy = t * TAPS // 3 - 1
-    dx = -1 if TAPS == 3 else t % 3 - 1
+    dy = t * TAPS // 3 - 1 if ALL == 9 else 0
+    dx = -1 if TAPS == 3 else (t % 3 - 1 if ALL == 9 else 0)
     o, k = tl.arange(0, CGP), tl.arange(0, KP)
     om, km = o < CG, k < TAPS * CX
     acc = tl.zeros((CGP, KP), tl.float32)
@@ -137,7 +138,7 @@ def wgrad_kernel(
         gv = tl.load(g + p[:, None] * CG + o[None, :], mask=ok[:, None] & om[None, :], other=0.0)
         v = tl.load(x + (p + dy * W + dx)[:, None] * CX + k[None, :], mask=mask, other=0.0)
         acc = tl.dot(tl.trans(gv), v, acc)
-    tl.atomic_add(dw + o[:, None] * (9 * CX) + t * TAPS * CX + k[None, :], acc, mask=om[:, None] & km[None, :])
+    tl.atomic_add(dw + o[:, None] * (ALL * CX) + t * TAPS * CX + k[None, :], acc, mask=om[:, None] & km[None, :])
 
 
 @triton.jit
@@ -189,9 +190,11 @@ def pixels(x: Tensor) -> tuple[int, int, int]:
     return x.shape[0] * x.shape[2] * x.shape[3], x.shape[2], x.shape[3]
 
 
-def taps(channels: int) -> tuple[int, int]:
-    together = 3 if channels <= 16 else 1
-    return together, padded(together * channels)
+def taps(channels: int, weight: Tensor, outputs: int) -> tuple[int, int, int]:
+    """Taps of the kernel that this flat weight holds, taps taken together, and the padded length of their product."""
+    every = weight.numel() // (channels * outputs)
+    together = 3 if channels <= 16 and every == 9 else 1
+    return every, together, padded(together * channels)
 
 
 def conv(src, w, out, *, norm=None, e1=None, e2=None, sums=None, flip=False, epilogue=0, stats=0, path="none") -> None:
@@ -201,7 +204,7 @@ def conv(src, w, out, *, norm=None, e1=None, e2=None, sums=None, flip=False, epi
     out_sums, out_sums2 = sums or (w, w)
     conv_kernel[(P // block,)](
         src, w, out, mean_sums, square_sums, w if e1 is None else e1, w if e2 is None else e2, out_sums, out_sums2,
-        P, H, W, ci, co, padded(co), block, *taps(ci), flip, epilogue, stats, *PATHS[path], num_warps=4,
+        P, H, W, ci, co, padded(co), block, *taps(ci, w, co), flip, epilogue, stats, *PATHS[path], num_warps=4,
     )  # fmt: skip
 
 
@@ -209,9 +212,9 @@ def wgrad(g, x, dw) -> None:
     (P, H, W), cg, cx = pixels(x), g.shape[1], x.shape[1]
     block = min(P, 128)
     turns = max(1, min(8, P // block // 32))
-    together, kp = taps(cx)
-    wgrad_kernel[(P // block // turns, 9 // together)](
-        g, x, dw, H, W, cg, cx, padded(cg), block, turns, together, kp, num_warps=4
+    every, together, kp = taps(cx, dw, cg)
+    wgrad_kernel[(P // block // turns, every // together)](
+        g, x, dw, H, W, cg, cx, padded(cg), block, turns, every, together, kp, num_warps=4
     )
 
 

@@ -39,6 +39,7 @@ class NetworkConfig:
     reads: str = (
         "all"  # all | code (path "pair": the learner reads the C/2 averages and never sees what the coder drops)
     )
+    tied: bool = False  # W_2 = W_1^T diag(g), g trained, in all blocks but the transitions
     zero_last: bool = False  # resnet: the gain of each block's last norm starts at 0
 
 
@@ -200,7 +201,7 @@ class PnnhBlock(nn.Module):
             stride == 1
             and config.path in PATHS
             and config.reads == "all"
-            and config.kernel2 == 3
+            and config.kernel2 in (1, 3)
             and not (config.gain or config.bias2)
         )
         self.fused = None  # views into the flat weights, set by the engine
@@ -214,7 +215,11 @@ class PnnhBlock(nn.Module):
             cin // 2 if self.reads_code else cin, hidden, 3, stride, generator, scale=0.3 if config.carry else 1.0
         )
         self.norm1 = Norm(hidden, bias=1.0 if config.carry else 0.0)
-        self.conv2 = conv(hidden, cout, config.kernel2, 1, generator, 1.0 if self.whole else config.scale)
+        self.tied = config.tied and stride == 1
+        if self.tied:  # the scale that W_2 has otherwise, at the start
+            self.gain2 = nn.Parameter(torch.full((hidden,), config.scale * (cout / hidden) ** 0.5))
+        else:
+            self.conv2 = conv(hidden, cout, config.kernel2, 1, generator, 1.0 if self.whole else config.scale)
         self.norm2 = (
             Norm(cout, gain=config.norm2 if config.norm2 is not None else 1.0)
             if self.whole or config.norm2 is not None
@@ -240,7 +245,11 @@ class PnnhBlock(nn.Module):
     def learner(self, x: Tensor) -> Tensor:
         h = self.conv1(x.unflatten(1, (-1, 2)).mean(2) if self.reads_code else x)
         h = self.pieces(norm_relu, h, *self.norm1.tensors) if self.training else self.norm1(h).relu()
-        out = self.conv2(h)
+        if self.tied:
+            h = h * self.gain2.to(h.dtype)[:, None, None]
+            out = F.conv_transpose2d(h, self.conv1.weight, padding=1)
+        else:
+            out = self.conv2(h)
         if self.norm2 is not None:
             out = self.norm2(out)
         if self.gain is not None:
