@@ -16,7 +16,7 @@ Form = Literal["derived", "concluded", "corrected"]
 
 
 def probability_larger(r: float) -> float:
-    """P(|X| > |Y|) for independent X ~ N(0, σ_X²), Y ~ N(0, σ_Y²), r = σ_X / σ_Y: (2/π) arctan r (Eq. 14, closed)."""
+    """``P(|X| > |Y|)`` = (2/π) arctan r, r = σ_X / σ_Y, for independent normal X and Y of mean 0 (Eq. 14, closed)."""
     if not r >= 0:
         raise ValueError(f"probability_larger: r={r} must be at least 0, a ratio of standard deviations.")
     return 2 / math.pi * math.atan(r)
@@ -55,7 +55,7 @@ def dominance_ratio(n: int, *, hops: int, p: float, epsilon: float, sigma_A: flo
 def expected_dominance_residual(
     n: int, *, hops: int, p: float, epsilon: float, sigma_A: float, form: Form = "derived", logistic: bool = False
 ) -> float:
-    """E[σ^(l)] of residual networks to first order in ε: p^(L-l) P(|X| > |Y|), Eq. 9 to 11.
+    """E[σ^(l)] of residual networks to first order in ε: p^(L-l) times ``P(|X| > |Y|)``, Eq. 9 to 11.
 
     Args:
         logistic: the paper's approximation (Eq. 15) in place of the closed form.
@@ -68,8 +68,8 @@ def expected_dominance_plain(n: int, *, hops: int, p: float) -> float:
     """E[σ^(l)] of plain networks, exactly; the paper has only simulation.
 
     Given the layers between, row i of Θ is a_j S_j V_j times one common factor, a_j and V_j normal. If m other units of
-    the last layer are on, |a_i V_i| beats |Σ a_j V_j| with probability (2/π) E[θ], θ of density ~ cos^{m-1} θ on
-    0 to π/2. So::
+    the last layer are on, ``|a_i V_i|`` beats ``|Σ a_j V_j|`` with probability (2/π) E[θ], θ of density ~ cos^{m-1} θ
+    on 0 to π/2. So::
 
         E[σ] = p Σ_m Binomial(m; n - 1, p) (2/π) E_m[θ] · (1 - (1 - p)^n)^(L-l-1)
 
