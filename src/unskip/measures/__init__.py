@@ -1,6 +1,26 @@
 """Measures: what happens to the signal inside a network, as pure functions of what was recorded there."""
 
-from unskip.measures.dissipation import near_far
-from unskip.measures.probe import record_outputs
+from unskip.measures.dissipation import likeness, near_far, recovery
+from unskip.measures.gradient import growth
+from unskip.measures.measuring import DEFAULT, FAMILIES, measure, register_family
+from unskip.measures.probe import Family, Layer, Probe, record_outputs
+from unskip.measures.series import Findings, LayerInfo, Measured, Series
 
-__all__ = ["near_far", "record_outputs"]
+__all__ = [
+    "DEFAULT",
+    "FAMILIES",
+    "Family",
+    "Findings",
+    "Layer",
+    "LayerInfo",
+    "Measured",
+    "Probe",
+    "Series",
+    "growth",
+    "likeness",
+    "measure",
+    "near_far",
+    "record_outputs",
+    "recovery",
+    "register_family",
+]

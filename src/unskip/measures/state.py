@@ -1,0 +1,50 @@
+"""A network under measurement and what must be as before afterwards: mode, buffers, gradients, random state."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+
+def unwrap(network: nn.Module) -> nn.Module:
+    """The network itself, out of torch.compile's, DataParallel's and DistributedDataParallel's wrappers."""
+    distributed = isinstance(network, nn.parallel.DistributedDataParallel | nn.DataParallel)
+    inner = getattr(network, "module" if distributed else "_orig_mod", None)
+    return unwrap(inner) if isinstance(inner, nn.Module) else network
+
+
+@contextmanager
+def preserved(network: nn.Module) -> Iterator[None]:
+    """Whatever happens inside, the network and the random generators are afterwards as they were.
+
+    Training mode of every module, the values of buffers (and which tensors they are), `.grad` and `requires_grad` of
+    every parameter; the generators of PyTorch (CPU, and CUDA where it is in use), numpy and Python.
+    """
+    modes = [(module, module.training) for module in network.modules()]
+    buffers = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in network.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    parameters = [(parameter, parameter.requires_grad, parameter.grad) for parameter in network.parameters()]
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    python, numbers = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numbers)
+        for module, mode in modes:
+            module.training = mode
+        with torch.no_grad():
+            for module, name, buffer, value in buffers:
+                buffer.copy_(value)
+                module._buffers[name] = buffer
+        for parameter, requires_grad, grad in parameters:
+            parameter.requires_grad_(requires_grad)
+            parameter.grad = grad

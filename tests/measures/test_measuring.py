@@ -1,0 +1,263 @@
+"""`measure` on any network: it answers or says why not, and leaves no trace."""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from torch import Tensor, nn
+
+import unskip
+from unskip.measures import DEFAULT, Family, Findings, measure, measuring, register_family
+
+
+def snapshot(network: nn.Module) -> dict[str, object]:
+    """Everything that a measurement must leave as it was."""
+    return {
+        "state": {key: value.clone() for key, value in network.state_dict().items()},
+        "modes": [module.training for module in network.modules()],
+        "grads": [None if p.grad is None else p.grad.clone() for p in network.parameters()],
+        "requires": [p.requires_grad for p in network.parameters()],
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state()[1].tolist(),
+        "python": random.getstate(),
+    }
+
+
+def same(left: object, right: object) -> bool:
+    if isinstance(left, Tensor):
+        return isinstance(right, Tensor) and torch.equal(left.nan_to_num(), right.nan_to_num())
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    return left == right
+
+
+def hooks(network: nn.Module) -> int:
+    return sum(
+        len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
+        for module in network.modules()
+    )
+
+
+def convnet() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3),
+        nn.BatchNorm2d(6),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.5),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 4),
+    )
+
+
+def test_no_trace_is_left() -> None:
+    network = convnet()
+    network[1].eval()
+    network[6].bias.requires_grad_(False)
+    network(torch.randn(2, 3, 8, 8)).sum().backward()
+    before = snapshot(network)
+    measured = measure(network, torch.randn(4, 3, 8, 8))
+    after = snapshot(network)
+    before["torch"] = after["torch"]  # the batch was drawn in between
+    assert same(before, after)
+    assert hooks(network) == 0
+    assert measured.numbers["loss"] > 0
+    assert any("1 of 6 parameters take no gradient" in note for note in measured.notes)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_no_trace_after_an_error(error: type[BaseException], where: str) -> None:
+    class Bad(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            random.random()
+            np.random.rand()
+            if where == "forward":
+                raise error("stop")
+            if x.requires_grad:
+                x.register_hook(stop)
+            return x * torch.rand(())
+
+    def stop(gradient: Tensor) -> None:
+        raise error("stop")
+
+    network = nn.Sequential(convnet(), Bad())
+    batch = torch.randn(4, 3, 8, 8)
+    before = snapshot(network)
+    if where == "backward" and error is RuntimeError:  # as far as it goes is an answer too
+        assert any("stop. No gradients measured." in note for note in measure(network, batch).notes)
+    else:
+        with pytest.raises((ValueError, KeyboardInterrupt), match="stop"):
+            measure(network, batch)
+    assert same(before, snapshot(network))
+    assert hooks(network) == 0
+    assert batch.grad is None
+
+
+class Reused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.act, self.last = nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = self.act(self.layer(x))
+        return self.last(x)
+
+
+class Returns(nn.Module):
+    def __init__(self, wrap: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.layer, self.wrap = nn.Linear(5, 3), wrap
+
+    def forward(self, x: Tensor) -> object:
+        return self.wrap(self.layer(x).relu())
+
+
+class Unhooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.detach() @ self.layer.weight.detach().T
+
+
+class Recurrent(nn.Module):
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.embed, self.net = nn.Embedding(11, 6), nn.LSTM(6, 7, num_layers=2, batch_first=batch_first)
+        self.last, self.batch_first = nn.Linear(7, 3), batch_first
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        y, _ = self.net(x if self.batch_first else x.transpose(0, 1))
+        return self.last(y[:, -1] if self.batch_first else y[-1])
+
+
+class Output:
+    def __init__(self, logits: Tensor) -> None:
+        self.hidden, self.logits = logits.detach() * 0, logits
+
+
+@pytest.mark.parametrize(
+    ("network", "batch"),
+    [
+        (convnet(), torch.randn(4, 3, 8, 8)),
+        (Reused(), torch.randn(6, 5)),
+        (Returns(lambda y: {"features": y.int(), "logits": y}), torch.randn(6, 5)),
+        (Returns(lambda y: (y, None, "aux")), torch.randn(6, 5)),
+        (Returns(Output), torch.randn(6, 5)),
+        (Returns(lambda y: y.sum()), torch.randn(6, 5)),
+        (Returns(lambda y: y[:, None, :].expand(-1, 4, -1)), torch.randn(6, 5)),
+        (Recurrent(True), torch.randint(11, (5, 9))),
+        (Recurrent(False), torch.randint(11, (5, 9))),
+        (nn.Sequential(nn.ReLU(inplace=True), nn.ReLU(inplace=True)), torch.randn(6, 5)),
+        (nn.Sequential(nn.Linear(5, 3), nn.Sigmoid()).double(), torch.randn(6, 5, dtype=torch.float64)),
+        (nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)).bfloat16(), torch.randn(6, 5, dtype=torch.bfloat16)),
+        (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(4, 5, 8)),
+        (nn.MultiheadAttention(8, 2, batch_first=True), (torch.randn(4, 5, 8),) * 3),
+        (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), {"src": torch.randn(4, 5, 8)}),
+        (torchvision.models.mobilenet_v2(num_classes=5), torch.randn(4, 3, 32, 32)),
+        (torchvision.models.densenet121(num_classes=5), torch.randn(2, 3, 32, 32)),
+        (timm.create_model("test_vit", num_classes=5), torch.randn(2, 3, 160, 160)),
+        (unskip.create_model("pnnh_resnet20"), torch.randn(4, 3, 32, 32)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_it_answers(network: nn.Module, batch: object) -> None:
+    before = snapshot(network)
+    measured = measure(network, batch)
+    assert same(before, snapshot(network))
+    assert hooks(network) == 0
+    assert measured.layers
+    assert len({layer.name for layer in measured.layers}) == len(measured.layers)
+    names = {layer.name for layer in measured.layers}
+    for series in measured.series.values():
+        assert set(series.layers) <= names
+    assert np.isfinite(measured.series["activation_variance"].values).all()
+
+
+def test_the_same_seed_gives_the_same_numbers() -> None:
+    network, batch = convnet(), torch.randn(16, 3, 8, 8)
+    first, second, other = measure(network, batch), measure(network, batch), measure(network, batch, seed=1)
+    assert first.numbers == pytest.approx(second.numbers, nan_ok=True)
+    assert first.numbers["loss"] != other.numbers["loss"]
+
+
+def test_a_network_with_nan_gets_an_answer() -> None:
+    network = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
+    network[2].weight.data[0, 0] = float("nan")
+    measured = measure(network, torch.randn(16, 5))
+    assert any("'2' is the first whose output is not finite" in note for note in measured.notes)
+
+
+def test_one_sample_is_measured_in_evaluation_mode() -> None:
+    network = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    measured = measure(network, torch.randn(1, 5))
+    assert any("evaluation mode" in note for note in measured.notes)
+    assert network.training
+
+
+@pytest.mark.parametrize(
+    ("network", "batch", "options", "words"),
+    [
+        (nn.Linear(5, 3), torch.randn(4, 7), {}, r"Linear does not take a batch of float32 \(4, 7\)"),
+        (nn.Linear(5, 3), "images", {}, "batch must be a tensor"),
+        (nn.Linear(5, 3), torch.randn(0, 5), {}, "at least one sample"),
+        (Returns(lambda y: None), torch.randn(4, 5), {}, "without a floating-point tensor"),
+        (nn.Linear(5, 3), torch.randn(4, 5), {"target": torch.zeros(3, dtype=torch.long)}, r"target of shape \(3,\)"),
+        (nn.Linear(5, 3), torch.randn(4, 5), {"target": [1, 2]}, "target must be a tensor"),
+        (nn.Linear(5, 3), torch.randn(4, 5), {"loss": lambda y, t: y}, "one number"),
+        (nn.Linear(5, 3), torch.randn(4, 5), {"families": ["gradients"]}, "families must be a list"),
+        (nn.Linear(5, 3), torch.randn(4, 5), {"families": "gradient"}, "families must be a list"),
+        (nn.LazyLinear(3), torch.randn(4, 5), {}, "lazy parameters"),
+        (Unhooked(), torch.randn(4, 5), {}, "nothing to measure"),
+        (lambda x: x, torch.randn(4, 5), {}, "must be a torch.nn.Module"),
+    ],
+)
+def test_errors_are_sentences(network: nn.Module, batch: object, options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        measure(network, batch, **options)
+    assert str(caught.value).startswith("measure: ")
+    assert str(caught.value).endswith(".")
+
+
+def test_wrapped_networks_are_unwrapped() -> None:
+    network, batch = convnet(), torch.randn(4, 3, 8, 8)
+    expected = measure(network, batch)
+    for wrapped in (torch.compile(network), nn.DataParallel(network), torch.compile(nn.DataParallel(network))):
+        assert measure(wrapped, batch).numbers == pytest.approx(expected.numbers, nan_ok=True)
+    network[0].compile()  # compiled in part: runs eagerly while measured, so that the hooks see it
+    assert [layer.name for layer in measure(network, batch).layers] == [layer.name for layer in expected.layers]
+
+
+def test_the_trunk_of_plain_and_residual_networks() -> None:
+    x = torch.randn(4, 3, 32, 32)
+    plain = measure(unskip.create_model("plain_resnet20"), x, families=["activation"])
+    assert all(layer.trunk for layer in plain.layers)
+    residual = measure(torchvision.models.resnet18(num_classes=5), x, families=["activation"])
+    trunk = [layer.name for layer in residual.layers if layer.trunk]
+    blocks = [f"layer{stage}.{block}.relu#2" for stage in range(1, 5) for block in range(2)]
+    assert trunk == ["conv1", "bn1", "relu", "maxpool", *blocks, "avgpool", "fc"]
+
+
+def test_a_family_of_your_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "FAMILIES", dict(measuring.FAMILIES))
+    register_family(
+        Family(
+            name="mine",
+            forward=lambda layer, x, y: y.numel(),
+            report=lambda probe: Findings(numbers={"entries": sum(layer.kept["mine"] for layer in probe.layers)}),
+        )
+    )
+    assert measure(nn.Linear(5, 3), torch.randn(4, 5), families=["mine"]).numbers["entries"] == 12
+    with pytest.raises(ValueError, match="already"):
+        register_family(Family(name="mine", report=lambda probe: Findings()))
+    assert set(DEFAULT) <= set(measuring.FAMILIES)
