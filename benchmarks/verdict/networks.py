@@ -1,0 +1,208 @@
+"""The networks that the verdict is set on (TUNE) and scored on (SCORE), each with the fate guessed before training.
+
+All read digits of 1 x 8 x 8 and return 10 logits. README.md has the same lists as prose.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import timm
+import torch
+from timm.models.mlp_mixer import MixerBlock
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+import unskip
+from unskip.models.cifar import cifar_resnet, wide_resnet
+
+Guess = Literal["trains", "fails"]
+Init = Literal["torch", "normal", "orthogonal", "tied"]
+HE = math.sqrt(2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A network of the validation."""
+
+    name: str
+    guess: Guess  # of its fate, written down before anything was trained
+    build: Callable[[], nn.Module]
+
+
+def initialise(layer: nn.Linear | nn.Conv2d, init: Init, gain: float) -> None:
+    """normal: N(0, gain^2 / fan_in). orthogonal: of that gain, in a convolution at the kernel's centre only."""
+    if init == "torch":
+        return
+    with torch.no_grad():
+        if layer.bias is not None:
+            layer.bias.zero_()
+        if init == "normal":
+            layer.weight.normal_(0, gain / math.sqrt(layer.weight[0].numel()))
+        elif isinstance(layer, nn.Linear):
+            nn.init.orthogonal_(layer.weight, gain)
+        else:
+            layer.weight.zero_()
+            centre = torch.empty(layer.weight.shape[:2])
+            layer.weight[:, :, layer.kernel_size[0] // 2, layer.kernel_size[1] // 2] = nn.init.orthogonal_(centre, gain)
+
+
+class Residual(nn.Sequential):
+    """x + f(x)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input + super().forward(input)
+
+
+def mlp(
+    depth: int,  # hidden layers
+    act: Callable[[], nn.Module] = nn.ReLU,
+    *,
+    norm: Callable[[int], nn.Module] | None = None,
+    init: Init = "normal",
+    gain: float = HE,
+    residual: bool = False,  # x + layer(act(norm(x)))
+    width: int = 64,
+) -> nn.Module:
+    """Hidden layers of one width: linear, norm, activation. `tied` makes pairs y = norm(Wᵀ act(W x)), as SeqNet's."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    if init == "tied":
+        for _ in range(depth // 2):
+            up, down = nn.Linear(width, 2 * width, bias=False), nn.Linear(2 * width, width, bias=False)
+            nn.init.normal_(up.weight, 0, math.sqrt(2 / (2 * width)))
+            down.weight.data.copy_(up.weight.T)
+            layers += [up, act(), down, *([norm(width)] if norm else [])]
+        return nn.Sequential(*layers, nn.Linear(width, 10))
+    for _ in range(depth):
+        linear = nn.Linear(width, width)
+        initialise(linear, init, gain)
+        if residual:
+            layers.append(Residual(*([norm(width)] if norm else []), act(), linear))
+        else:
+            layers += [linear, *([norm(width)] if norm else []), act()]
+    return nn.Sequential(*layers, nn.Linear(width, 10))
+
+
+def conv(
+    depth: int,
+    act: Callable[[], nn.Module] = nn.ReLU,
+    *,
+    norm: Callable[[int], nn.Module] | None = None,
+    init: Init = "normal",
+    gain: float = HE,
+    width: int = 24,
+) -> nn.Module:
+    """3 x 3 convolutions of one width on 8 x 8 px, then 4 x 4 px in the second half; no skip connections."""
+    layers: list[nn.Module] = []
+    for i in range(depth):
+        layer = nn.Conv2d(width if i else 1, width, 3, stride=2 if i == depth // 2 else 1, padding=1)
+        initialise(layer, init if i else "normal", gain)
+        layers += [layer, *([norm(width)] if norm else []), act()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+
+
+class SkiplessBlock(Block):
+    """timm's transformer block with both of its skip connections cut."""
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return self.mlp(self.norm2(self.attn(self.norm1(x))))
+
+
+class SkiplessMixerBlock(MixerBlock):
+    """timm's mixer block with both of its skip connections cut."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.mlp_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
+        return self.mlp_channels(self.norm2(x))
+
+
+def vit(depth: int, width: int = 48, std: float | None = None, **options: Any) -> nn.Module:
+    """timm's vision transformer on 16 patches of 2 x 2 px. `std`: of every linear layer's weights."""
+    network = timm.models.VisionTransformer(
+        img_size=8, patch_size=2, in_chans=1, num_classes=10, embed_dim=width, depth=depth, num_heads=4, **options
+    )
+    for module in network.modules():
+        if std is not None and isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, 0, std)
+    return network
+
+
+def mixer(depth: int, **options: Any) -> nn.Module:
+    return timm.models.MlpMixer(
+        img_size=8, patch_size=2, in_chans=1, num_classes=10, embed_dim=48, num_blocks=depth, **options
+    )
+
+
+def resnet(depth: int, method: str | None = None, **options: Any) -> nn.Module:
+    """He's CIFAR ResNet on one grey channel, skip-free by `method`."""
+    network = cifar_resnet(depth, in_chans=1)
+    return network if method is None else unskip.plainify(network, method, **options)
+
+
+def wrn(depth: int, method: str | None = None, **options: Any) -> nn.Module:
+    """WRN-depth-1: pre-activation blocks."""
+    network = wide_resnet(depth, 1, in_chans=1)
+    return network if method is None else unskip.plainify(network, method, **options)
+
+
+def leaky(slope: float) -> Callable[[], nn.Module]:
+    return lambda: nn.LeakyReLU(slope)
+
+
+def _candidates(*rows: tuple[str, Guess, Callable[[], nn.Module]]) -> dict[str, Candidate]:
+    return {name: Candidate(name=name, guess=guess, build=build) for name, guess, build in rows}
+
+
+TUNE = _candidates(
+    ("mlp4 relu torch", "trains", lambda: mlp(4, init="torch")),
+    ("mlp20 relu torch", "fails", lambda: mlp(20, init="torch")),
+    ("mlp30 relu he", "trains", lambda: mlp(30)),
+    ("mlp100 relu he", "fails", lambda: mlp(100)),
+    ("mlp40 relu gain 2.4", "fails", lambda: mlp(40, gain=2.4)),
+    ("mlp10 tanh torch", "trains", lambda: mlp(10, nn.Tanh, init="torch")),
+    ("mlp40 tanh gain 0.7", "fails", lambda: mlp(40, nn.Tanh, gain=0.7)),
+    ("mlp40 tanh orthogonal", "trains", lambda: mlp(40, nn.Tanh, init="orthogonal", gain=1)),
+    ("mlp40 tanh gain 4", "fails", lambda: mlp(40, nn.Tanh, gain=4)),
+    ("mlp12 sigmoid gain 1", "fails", lambda: mlp(12, nn.Sigmoid, gain=1)),
+    ("mlp30 gelu torch", "fails", lambda: mlp(30, nn.GELU, init="torch")),
+    ("mlp100 selu lecun", "trains", lambda: mlp(100, nn.SELU, gain=1)),
+    ("mlp16 relu batchnorm", "trains", lambda: mlp(16, norm=nn.BatchNorm1d)),
+    ("mlp60 relu batchnorm", "fails", lambda: mlp(60, norm=nn.BatchNorm1d)),
+    ("mlp60 leaky 0.3 batchnorm", "trains", lambda: mlp(60, leaky(0.3), norm=nn.BatchNorm1d)),
+    ("mlp60 tanh batchnorm", "trains", lambda: mlp(60, nn.Tanh, norm=nn.BatchNorm1d, gain=1)),
+    ("mlp60 relu layernorm", "fails", lambda: mlp(60, norm=nn.LayerNorm)),
+    ("mlp60 relu layernorm residual", "trains", lambda: mlp(60, norm=nn.LayerNorm, residual=True)),
+    ("mlp60 seqnet", "trains", lambda: mlp(60, init="tied", norm=nn.BatchNorm1d)),
+    ("resnet20", "trains", lambda: resnet(20)),
+    ("resnet56", "trains", lambda: resnet(56)),
+    ("plain20", "trains", lambda: resnet(20, "plain")),
+    ("plain32", "fails", lambda: resnet(32, "plain")),
+    ("plain56", "fails", lambda: resnet(56, "plain")),
+    ("plain110", "fails", lambda: resnet(110, "plain")),
+    ("pnnh20", "trains", lambda: resnet(20, "pnnh")),
+    ("pnnh110", "trains", lambda: resnet(110, "pnnh")),
+    ("conv40 relu he", "fails", lambda: conv(40)),
+    ("conv40 tanh delta-orthogonal", "trains", lambda: conv(40, nn.Tanh, init="orthogonal", gain=1)),
+    ("vit6", "trains", lambda: vit(6)),
+    ("vit16", "trains", lambda: vit(16)),
+    ("vit12 without skips", "fails", lambda: vit(12, block_fn=SkiplessBlock)),
+    ("vit12 std 0.5", "fails", lambda: vit(12, std=0.5)),
+    ("vit8 pnnh", "trains", lambda: unskip.plainify(vit(8), "pnnh")),
+)
+
+SCORE = _candidates(
+    ("mlp24 elu torch", "fails", lambda: mlp(24, nn.ELU, init="torch")),
+    ("mlp80 hardtanh orthogonal", "trains", lambda: mlp(80, nn.Hardtanh, init="orthogonal", gain=1)),
+    ("mlp30 silu layernorm", "fails", lambda: mlp(30, nn.SiLU, norm=nn.LayerNorm)),
+    ("mlp36 sigmoid batchnorm", "fails", lambda: mlp(36, nn.Sigmoid, norm=nn.BatchNorm1d, gain=1)),
+    ("mlp200 gelu layernorm residual", "trains", lambda: mlp(200, nn.GELU, norm=nn.LayerNorm, residual=True, width=64)),
+    ("wrn16", "trains", lambda: wrn(16)),
+    ("wrn40 plain", "fails", lambda: wrn(40, "plain")),
+    ("wrn28 pnnh", "trains", lambda: wrn(28, "pnnh")),
+    ("conv50 leaky 0.2 batchnorm", "fails", lambda: conv(50, leaky(0.2), norm=nn.BatchNorm2d)),
+    ("vit18 layer scale", "trains", lambda: vit(18, 32, init_values=1e-3)),
+    ("mixer12 without skips", "fails", lambda: mixer(12, block_layer=SkiplessMixerBlock)),
+    ("seqnet44", "trains", lambda: resnet(44, "seq")),
+)
+RESERVE = _candidates(("residual_half32", "trains", lambda: resnet(32, "residual_half")))
