@@ -1,0 +1,191 @@
+"""The verdict: on real networks, good and bad, and on measures that are missing or not numbers."""
+
+import dataclasses
+import math
+import re
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import unskip
+from unskip.doctor import Verdict, judge
+from unskip.doctor.verdict import DIFFERENCE, NEAR_FAR, RELATIVE, SATURATED, STEP, SUREST, Limit
+from unskip.measures import Measured, Series, measure
+from unskip.methods import method_names
+from unskip.models.cifar import cifar_resnet
+
+BATCH = 64
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    bunch = load_digits()
+    images = torch.tensor(bunch.images[:BATCH], dtype=torch.float32)[:, None]
+    return (images - images.mean()) / images.std(), torch.tensor(bunch.target[:BATCH])
+
+
+def mlp(depth: int, act: type[nn.Module], deviation: float, norm: type[nn.Module] | None = None) -> nn.Module:
+    """Weights N(0, deviation²/64), no bias at the start."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for _ in range(depth):
+        linear = nn.Linear(64, 64)
+        nn.init.normal_(linear.weight, 0, deviation / 8)
+        nn.init.zeros_(linear.bias)
+        layers += [linear, *([norm(64)] if norm else []), act()]
+    return nn.Sequential(*layers, nn.Linear(64, 10))
+
+
+def verdict_on(network: nn.Module) -> Verdict:
+    return judge(measure(network, *digits()))
+
+
+def blank(**changes: object) -> Measured:
+    return dataclasses.replace(Measured(series={}, numbers={}, layers=(), notes=()), **changes)  # type: ignore[arg-type]
+
+
+def check_whole(verdict: Verdict) -> None:
+    """What every condemning verdict owes the reader."""
+    assert re.match(r"[A-Z].*\.$", verdict.sentence, re.DOTALL)
+    assert verdict.mechanism is not None
+    assert verdict.mechanism in verdict.sentence
+    assert verdict.layer is not None
+    assert repr(verdict.layer) in verdict.sentence
+    assert verdict.remedies
+    assert verdict.remedies[0] in verdict.sentence
+    for remedy in verdict.remedies:
+        assert re.match(r"[A-Z].*\.$", remedy)
+        for method in re.findall(r"method='(\w+)'", remedy):
+            assert method in method_names()
+    assert 0.5 <= verdict.confidence <= SUREST
+
+
+FAILING = {
+    "tanh, weights too small": (lambda: mlp(40, nn.Tanh, 0.7), "vanishing gradient"),
+    "sigmoid": (lambda: mlp(12, nn.Sigmoid, 1.0), "vanishing gradient"),
+    "tanh, weights too large": (lambda: mlp(40, nn.Tanh, 4.0), "saturation"),
+    "relu, weights too large": (lambda: mlp(40, nn.ReLU, 2.4), "exploding gradient"),
+    "relu, 100 layers": (lambda: mlp(100, nn.ReLU, math.sqrt(2)), "singularity"),
+    "relu and batchnorm, 60 layers": (lambda: mlp(60, nn.ReLU, math.sqrt(2), nn.BatchNorm1d), "dissipating"),
+}
+
+
+@pytest.mark.parametrize("case", FAILING)
+def test_networks_that_fail(case: str) -> None:
+    build, mechanism = FAILING[case]
+    torch.manual_seed(3)
+    network = build()
+    verdict = verdict_on(network)
+    assert verdict.fate == "fails"
+    assert verdict.mechanism == mechanism
+    check_whole(verdict)
+    assert verdict.layer in dict(network.named_modules())
+
+
+def test_a_plain_network_of_110_layers_loses_its_input() -> None:
+    torch.manual_seed(3)
+    network = unskip.plainify(cifar_resnet(110, in_chans=1), "plain")
+    verdict = verdict_on(network)
+    assert (verdict.fate, verdict.mechanism) == ("fails", "dissipating")
+    check_whole(verdict)
+    assert "method='pnnh'" in verdict.sentence
+    assert verdict.layer is not None
+    assert verdict.layer.startswith(("layer1", "layer2", "layer3"))
+
+
+@pytest.mark.parametrize("method", [None, "pnnh"])
+def test_residual_and_pnnh_networks_train(method: str | None) -> None:
+    torch.manual_seed(3)
+    network: nn.Module = cifar_resnet(56, in_chans=1)
+    verdict = verdict_on(network if method is None else unskip.plainify(network, method))
+    assert verdict.fate == "trains"
+    assert verdict.sentence.endswith(".")
+    assert verdict.mechanism is None
+    assert verdict.layer is None
+    assert verdict.remedies == ()
+    assert 0.5 <= verdict.confidence <= SUREST
+
+
+def test_a_shallow_network_trains_where_the_deep_one_of_its_kind_fails() -> None:
+    torch.manual_seed(3)
+    assert verdict_on(mlp(6, nn.ReLU, math.sqrt(2), nn.BatchNorm1d)).fate == "trains"
+
+
+def test_numbers_that_are_not_finite() -> None:
+    network = mlp(4, nn.ReLU, 1.0)
+    with torch.no_grad():
+        network[5].weight.fill_(math.inf)
+    verdict = verdict_on(network)
+    assert verdict.fate == "fails"
+    assert verdict.layer == "5"
+    assert "NaN" in verdict.sentence
+    assert judge(blank(numbers={"loss": math.nan})).fate == "fails"
+
+
+def test_nothing_measured_is_doubtful() -> None:
+    verdict = judge(blank())
+    assert verdict.fate == "doubtful"
+    assert verdict.confidence == 0.5
+    assert verdict.sentence.endswith(".")
+    assert verdict.remedies
+
+
+def test_half_a_measurement_acquits_nobody_but_can_condemn() -> None:
+    x, y = digits()
+    torch.manual_seed(3)
+    healthy = measure(cifar_resnet(20, in_chans=1), x, y)
+    assert judge(healthy).fate == "trains"
+    no_gradient = dataclasses.replace(
+        healthy, series={name: series for name, series in healthy.series.items() if "gradient" not in name}
+    )
+    assert judge(no_gradient).fate == "doubtful"
+    assert "gradient" in judge(no_gradient).sentence
+    assert judge(measure(mlp(40, nn.Tanh, 0.7), x, y, families=["gradient"])).fate == "fails"
+    assert judge(measure(cifar_resnet(20, in_chans=1), x, y, families=["gradient"])).fate == "doubtful"
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0])
+def test_judge_answers_whatever_the_numbers_are(bad: float) -> None:
+    torch.manual_seed(3)
+    measured = measure(mlp(5, nn.ReLU, 1.4, nn.BatchNorm1d), *digits())
+    all_bad = {
+        name: dataclasses.replace(series, values=(bad,) * len(series.values))
+        for name, series in measured.series.items()
+    }
+    worse = [dataclasses.replace(measured, series=all_bad, numbers=dict.fromkeys(measured.numbers, bad))]
+    worse += [dataclasses.replace(measured, series=measured.series | {name: all_bad[name]}) for name in all_bad]
+    worse += [dataclasses.replace(measured, numbers=measured.numbers | {name: bad}) for name in measured.numbers]
+    for one in worse:
+        verdict = judge(one)
+        assert verdict.fate in ("trains", "doubtful", "fails")
+        assert verdict.sentence.endswith(".")
+        assert 0.5 <= verdict.confidence <= SUREST
+
+
+def test_a_network_of_one_layer_and_a_batch_of_two() -> None:
+    verdict = judge(measure(nn.Linear(5, 3), torch.randn(2, 5)))
+    assert verdict.fate in ("trains", "doubtful", "fails")
+    assert judge(measure(nn.Linear(5, 3).requires_grad_(False), torch.randn(20, 5))).fate == "doubtful"
+
+
+@pytest.mark.parametrize("limit", [NEAR_FAR, DIFFERENCE, STEP, RELATIVE, SATURATED], ids=str)
+def test_severity_is_0_at_the_limit_and_1_where_the_slack_ends(limit: Limit) -> None:
+    assert limit.severity(limit.at) == 0
+    assert limit.severity(limit.at * limit.slack) == pytest.approx(1)
+    assert limit.severity(limit.at / limit.slack) == pytest.approx(-1)
+
+
+def test_near_the_limit_a_verdict_is_doubtful_and_names_the_reason() -> None:
+    torch.manual_seed(3)
+    measured = measure(cifar_resnet(20, in_chans=1), *digits())
+    verdict = judge(dataclasses.replace(measured, numbers=measured.numbers | {"input_loss": NEAR_FAR.at}))
+    assert (verdict.fate, verdict.mechanism) == ("doubtful", "dissipating")
+    assert verdict.confidence == pytest.approx(0.5)
+
+
+def test_a_hostile_layer_name_is_quoted() -> None:
+    name = "a'<b>"
+    series = Series(name="relative_gradient", title="", label="", layers=(name,), values=(1e-9,), healthy="", source="")
+    verdict = judge(blank(series={"relative_gradient": series}))
+    assert verdict.layer == name
+    assert repr(name) in verdict.sentence
