@@ -20,6 +20,7 @@ QUICK = {
     "resnet20", "plain_resnet20", "pnnh_resnet20", "pnnh_wrn16_8", "plain_resnet18", "pnnh_resnet18", "pnnh_resnet50",
     "plain_mobilenetv2", "pnnh_mobilenetv2", "pnnh_swin_tiny", "pnnh_vit_tiny",
     "plainnet_mlp", "plainnet50",
+    "simplified_plain20", "simplified_resnet20", "simplified_dominant20",
 }  # fmt: skip
 NAMES = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.full]) for name in ENTRIES]
 
@@ -35,7 +36,7 @@ def images(name: str) -> Tensor:
     channels, height, _ = ENTRIES[name].input_size
     # The BatchNorm of a fully connected network sees the batch alone, and two images would all become +-1.
     count = 2 if ENTRIES[name].feature_maps else 16
-    side = {"cifar_resnet": 16, "wrn": 8, "vit": 32}.get(ENTRIES[name].family, min(height, 64))
+    side = {"cifar_resnet": 16, "simplified": 16, "wrn": 8, "vit": 32}.get(ENTRIES[name].family, min(height, 64))
     return torch.randn(count, channels, side, side)
 
 

@@ -11,7 +11,7 @@ from unskip.train import Recipe, load_recipe, recipe_names
 from unskip.train.recipe import parse_command, parse_overrides, recipe_text
 
 # Networks that the recipes of the papers name and that another part of the library brings.
-COMING = {"seqnet50", "seqnet101", "simplified_plain44"}
+COMING = {"seqnet50", "seqnet101"}
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -1,7 +1,9 @@
 """Networks by name. Importing this package registers them, with timm too."""
 
-from unskip.models import named, plainnet  # noqa: F401 - registers the names
+from unskip.models import named, plainnet, simplified  # noqa: F401 - registers the names
 from unskip.models.about import About, about
+from unskip.models.equivalence import to_plain, to_residual
 from unskip.models.registry import ENTRIES, Entry, create_model
+from unskip.models.simplified import dominant_paths
 
-__all__ = ["ENTRIES", "About", "Entry", "about", "create_model"]
+__all__ = ["ENTRIES", "About", "Entry", "about", "create_model", "dominant_paths", "to_plain", "to_residual"]

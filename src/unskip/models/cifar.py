@@ -4,6 +4,7 @@ He's ResNet-N has 6n + 2 layers, widths 16, 32, 64 and shortcuts without weights
 WRN-N-k has 6n + 4 layers, widths 16k, 32k, 64k and pre-activation blocks.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,7 @@ from unskip.methods.spec import BlockSpec, parts
 from unskip.surgery import register_reader
 
 Shortcut = Literal["A", "B"]
+STEM = 16  # channels behind the first convolution
 
 
 class PadShortcut(nn.Module):
@@ -97,52 +99,45 @@ def read_wide_block(block: nn.Module, path: str) -> BlockSpec:
     return BlockSpec(path=path, pre=parts(block, "bn1 act1"), branch=branch, shortcut=block.shortcut)  # type: ignore[arg-type]
 
 
-class CifarResNet(nn.Module):
-    """Stem, three stages of `blocks` blocks each, pooling and a linear classifier; timm's interface."""
+class CifarNet(nn.Module):
+    """Stem, three stages, pooling and a linear classifier; timm's interface.
 
-    def __init__(
-        self,
-        *,
-        blocks: int,  # in each stage
-        block: type[CifarBlock] | type[WideBlock] = CifarBlock,
-        width: int = 1,  # of the stages, in multiples of 16, 32, 64
-        shortcut: Shortcut = "A",
-        num_classes: int = 10,
-        in_chans: int = 3,
-        drop_rate: float = 0.0,  # dropout before the classifier
-        drop_path_rate: float = 0.0,  # stochastic depth of the last block, falling to 0 at the first
-    ) -> None:
-        super().__init__()
-        if shortcut not in ("A", "B"):
-            raise ValueError(f"CifarResNet: shortcut={shortcut!r} must be 'A' (no weights) or 'B' (projections).")
+    Its classes set what is declared here, and the stages with `add_stages`.
+    """
+
+    conv1: nn.Module
+    bn1: nn.Module
+    act1: nn.Module
+    norm: nn.Module
+    act: nn.Module
+    fc: nn.Module
+    num_classes: int
+    drop_rate: float  # of the dropout before the classifier
+    grad_checkpointing = False
+
+    def add_stages(self, blocks: int, width: int, make: Callable[[int, int, int, int], nn.Module]) -> None:
+        """Three stages of `blocks` blocks each, of `width`, 2 `width` and 4 `width` channels.
+
+        `make(in_chs, out_chs, stride, index)` builds a block.
+        """
         if blocks < 1:
-            raise ValueError(f"CifarResNet: blocks={blocks} must be at least 1 in each stage.")
-        self.num_classes = num_classes
-        self.drop_rate = drop_rate
-        self.grad_checkpointing = False
-        rates = torch.linspace(0, drop_path_rate, 3 * blocks, device="cpu").tolist()
-        self.conv1 = nn.Conv2d(in_chans, 16, 3, 1, 1, bias=False)
-        self.bn1 = nn.Identity() if block.preact else nn.BatchNorm2d(16)
-        self.act1 = nn.Identity() if block.preact else nn.ReLU(inplace=True)
-        in_chs = 16
+            raise ValueError(f"{type(self).__name__}: blocks={blocks} must be at least 1 in each stage.")
+        in_chs = STEM
         self.feature_info = []
         for stage in range(3):
-            out_chs = 16 * 2**stage * width
+            out_chs = 2**stage * width
             layer = nn.Sequential()
             for i in range(blocks):
                 stride = 2 if stage > 0 and i == 0 else 1
-                layer.append(block(in_chs, out_chs, stride, shortcut, rates[stage * blocks + i]))
+                layer.append(make(in_chs, out_chs, stride, stage * blocks + i))
                 in_chs = out_chs
             name = f"layer{stage + 1}"
             self.add_module(name, layer)
             self.feature_info.append({"num_chs": out_chs, "reduction": 2**stage, "module": name})
         self.num_features = in_chs
-        self.norm = nn.BatchNorm2d(in_chs) if block.preact else nn.Identity()
-        self.act = nn.ReLU(inplace=True) if block.preact else nn.Identity()
-        self.fc = nn.Linear(in_chs, num_classes) if num_classes else nn.Identity()
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def make_classifier(self, num_classes: int) -> nn.Module:
+        return nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
 
     def get_classifier(self) -> nn.Module:
         return self.fc
@@ -152,9 +147,11 @@ class CifarResNet(nn.Module):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         if global_pool not in (None, "avg"):
-            raise ValueError(f"CifarResNet: global_pool={global_pool!r} must be 'avg', the only one there is.")
+            raise ValueError(
+                f"{type(self).__name__}: global_pool={global_pool!r} must be 'avg', the only one there is."
+            )
         self.num_classes = num_classes
-        self.fc = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+        self.fc = self.make_classifier(num_classes)
 
     def forward_features(self, x: Tensor) -> Tensor:
         x = self.act1(self.bn1(self.conv1(x)))
@@ -171,6 +168,42 @@ class CifarResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
+
+
+class CifarResNet(CifarNet):
+    """A CIFAR ResNet or wide ResNet of `blocks` blocks in each stage."""
+
+    def __init__(
+        self,
+        *,
+        blocks: int,  # in each stage
+        block: type[CifarBlock] | type[WideBlock] = CifarBlock,
+        width: int = 1,  # of the stages, in multiples of 16, 32, 64
+        shortcut: Shortcut = "A",
+        num_classes: int = 10,
+        in_chans: int = 3,
+        drop_rate: float = 0.0,  # dropout before the classifier
+        drop_path_rate: float = 0.0,  # stochastic depth of the last block, falling to 0 at the first
+    ) -> None:
+        super().__init__()
+        if shortcut not in ("A", "B"):
+            raise ValueError(f"CifarResNet: shortcut={shortcut!r} must be 'A' (no weights) or 'B' (projections).")
+        self.num_classes = num_classes
+        self.drop_rate = drop_rate
+        self.conv1 = nn.Conv2d(in_chans, STEM, 3, 1, 1, bias=False)
+        self.bn1 = nn.Identity() if block.preact else nn.BatchNorm2d(STEM)
+        self.act1 = nn.Identity() if block.preact else nn.ReLU(inplace=True)
+
+        def make(in_chs: int, out_chs: int, stride: int, index: int) -> nn.Module:
+            return block(in_chs, out_chs, stride, shortcut, drop_path_rate * index / (3 * blocks - 1))
+
+        self.add_stages(blocks, 16 * width, make)
+        self.norm = nn.BatchNorm2d(self.num_features) if block.preact else nn.Identity()
+        self.act = nn.ReLU(inplace=True) if block.preact else nn.Identity()
+        self.fc = self.make_classifier(num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 def cifar_resnet(depth: int, **kwargs: Any) -> CifarResNet:

@@ -7,7 +7,7 @@ from unskip.train.params import param_groups
 
 if TYPE_CHECKING:
     from unskip.train.loop import Diverged, Stopped
-    from unskip.train.penalties import MaxNorm, Orthogonal, ShiftedDecay
+    from unskip.train.penalties import MaxNorm, Orthogonal, ShiftedDecay, identity_shift
     from unskip.train.recipe import Recipe, load_recipe, recipe_names
     from unskip.train.runner import Result, run
     from unskip.train.sets import DataSet, Split
@@ -22,6 +22,7 @@ __all__ = [
     "ShiftedDecay",
     "Split",
     "Stopped",
+    "identity_shift",
     "load_recipe",
     "param_groups",
     "recipe_names",
@@ -31,7 +32,7 @@ __all__ = [
 # Accelerate and matplotlib take seconds to import, so they wait until somebody trains.
 _HOME = {
     **dict.fromkeys(("Diverged", "Stopped"), "loop"),
-    **dict.fromkeys(("MaxNorm", "Orthogonal", "ShiftedDecay"), "penalties"),
+    **dict.fromkeys(("MaxNorm", "Orthogonal", "ShiftedDecay", "identity_shift"), "penalties"),
     **dict.fromkeys(("Recipe", "load_recipe", "recipe_names"), "recipe"),
     **dict.fromkeys(("Result", "run"), "runner"),
     **dict.fromkeys(("DataSet", "Split"), "sets"),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unskip.models.simplified import simplified_blocks
 from unskip.train.recipe import Recipe
 
 Penalty = Callable[[nn.Module], Tensor]
@@ -93,22 +94,26 @@ class ShiftedDecay:
 
 
 def identity_shift(network: nn.Module) -> dict[str, Tensor]:
-    """rho of Eq. (1): 1 at the ID entries (c, c, 0, 0), c < min(C, D), of each convolution but the first, else 0.
+    """What a plain network decays from to decay as the residual network does that computes the same function.
 
-    The first convolution is the stem, which no skip goes around. Convolutions without a centre tap or in groups, and
-    linear layers, decay from 0, so they are in it too.
+    rho of Eq. (1): 1 at the ID entries (c, c, 0, 0), c < min(C, D), of each convolution but the first, else 0. The
+    first convolution is the stem, which no skip goes around. Convolutions without a centre tap or in groups, and
+    linear layers, decay from 0, so they are in it too. A simplified network knows its ID entries, which are 0 where a
+    block has a skip.
     """
+    known = {id(block.conv): block for block in simplified_blocks(network)}
     shift = {}
     first = True
     for name, module in network.named_modules():
         if not isinstance(module, UNITS) or not module.weight.requires_grad:
             continue
         rho = torch.zeros_like(module.weight, requires_grad=False)
-        if isinstance(module, nn.Conv2d):
+        if id(module) in known:
+            rho = known[id(module)].rho() if known[id(module)].skip_free else rho
+        elif isinstance(module, nn.Conv2d) and not known:
             U, V = module.kernel_size
             if not first and module.groups == 1 and U % 2 and V % 2:
-                c = torch.arange(min(module.in_channels, module.out_channels))
-                rho[c, c, U // 2, V // 2] = 1.0
+                nn.init.dirac_(rho)
             first = False
         shift[f"{name}.weight"] = rho
     return shift
