@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from unskip.cli import app
-from unskip.models import ENTRIES
+from unskip.models import ENTRIES, OTHERS
 
 
 def unskip(*arguments: str) -> subprocess.CompletedProcess:
@@ -32,7 +32,24 @@ def test_paper_and_ours_side_by_side_for_all_eight_networks() -> None:
 def test_every_name_is_listed() -> None:
     run = unskip("models")
     assert run.returncode == 0
-    assert all(re.search(rf"\b{name}\b", run.stdout) for name in ENTRIES)
+    assert all(re.search(rf"\b{name}\b", run.stdout) for name in [*ENTRIES, *OTHERS])
+
+
+def test_a_family_of_timms_is_listed_and_says_what_skips_it_has() -> None:
+    result = CliRunner().invoke(app, ["models", "*a0", "--family", "repvgg*"])
+    assert result.exit_code == 0
+    (line,) = [line for line in result.stdout.splitlines() if "repvgg_a0" in line]
+    assert "repvgg (timm)" in line
+    assert "while training" in line
+    assert "9.109" in line  # RepVGG's paper: 9.11 M while training, 8.30 M folded
+    assert "densenet121" not in result.stdout
+
+
+def test_a_wrong_family_is_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"no family matches 'mobilenet'. Did you mean 'mobilenetv2'\?"):
+        CliRunner().invoke(app, ["models", "--family", "mobilenet"], catch_exceptions=False)
+    with pytest.raises(ValueError, match=r"no name in family 'wrn' matches 'resnet\*'"):
+        CliRunner().invoke(app, ["models", "resnet*", "--family", "wrn"], catch_exceptions=False)
 
 
 def test_a_wrong_pattern_is_one_sentence_without_a_traceback() -> None:

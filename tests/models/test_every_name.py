@@ -21,6 +21,7 @@ QUICK = {
     "plain_mobilenetv2", "pnnh_mobilenetv2", "pnnh_swin_tiny", "pnnh_vit_tiny",
     "plainnet_mlp", "plainnet50",
     "simplified_plain20", "simplified_resnet20", "simplified_dominant20",
+    "dirac_resnet20", "iso_resnet20", "delta_tanh_resnet20", "looks_linear_resnet20",
 }  # fmt: skip
 NAMES = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.full]) for name in ENTRIES]
 

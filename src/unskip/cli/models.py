@@ -8,18 +8,25 @@ from rich.console import Console
 from rich.table import Table
 
 from unskip.methods.registry import nearest
-from unskip.models import ENTRIES, about
+from unskip.models import ENTRIES, OTHERS, Entry, Other, about
 
 
 def models(
     pattern: Annotated[str, typer.Argument(help="Only names that match, for instance 'pnnh_*'.")] = "*",
+    family: Annotated[str, typer.Option(help="Only families that match, for instance 'resnet' or '*timm*'.")] = "*",
     paper: Annotated[bool, typer.Option("--paper", help="Only networks whose parameters a paper prints.")] = False,
 ) -> None:
     """Lists the networks: parameters trained and frozen, MACs, skips kept, and the paper's figure beside ours."""
-    known = [name for name, entry in ENTRIES.items() if not paper or entry.paper_params is not None]
+    listed: dict[str, Entry | Other] = {**ENTRIES, **OTHERS}
+    families = sorted({entry.family for entry in listed.values()})
+    if not fnmatch.filter(families, family):
+        raise ValueError(f"models: no family matches {family!r}.{nearest(family, families)}")
+    inside = {name: entry for name, entry in listed.items() if fnmatch.fnmatch(entry.family, family)}
+    known = [name for name, entry in inside.items() if not paper or entry.paper_params is not None]
     names = [name for name in known if fnmatch.fnmatch(name, pattern)]
     if not names:
-        raise ValueError(f"models: no name{' of the paper' * paper} matches {pattern!r}.{nearest(pattern, known)}")
+        where = ("" if family == "*" else f" in family {family!r}") + " of the paper" * paper
+        raise ValueError(f"models: no name{where} matches {pattern!r}.{nearest(pattern, known)}")
     table = Table(caption="Millions. MACs: one image of the size given. Paper: as the network's paper prints it.")
     table.add_column("name", no_wrap=True)
     table.add_column("family", no_wrap=True)
@@ -27,7 +34,7 @@ def models(
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("skips")
     for name in names:
-        entry = ENTRIES[name]
+        entry = listed[name]
         line = about(name)
         table.add_row(
             name,

@@ -1,5 +1,9 @@
 """Methods: ways to make a residual block skip-free. One file each, BlockSpec -> nn.Module."""
 
+from unskip.methods.delta_tanh import DeltaTanh
+from unskip.methods.dirac import Dirac, DiracConv2d, DiracLinear, fold_dirac
+from unskip.methods.iso import Iso, SReLU
+from unskip.methods.looks_linear import CReLU, LooksLinear
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.pnnh import PNNH, PNNHBlock, PNNHPaper
 from unskip.methods.registry import Method, method_names, method_options, register_method, resolve_method
@@ -10,14 +14,23 @@ from unskip.methods.stack import stack, stacked
 __all__ = [
     "PNNH",
     "BlockSpec",
+    "CReLU",
+    "DeltaTanh",
+    "Dirac",
+    "DiracConv2d",
+    "DiracLinear",
+    "Iso",
     "Layer",
+    "LooksLinear",
     "Method",
     "PNNHBlock",
     "PNNHPaper",
     "Plain",
     "PlainBlock",
     "ResidualHalf",
+    "SReLU",
     "Unsupported",
+    "fold_dirac",
     "method_names",
     "method_options",
     "register_method",

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from timm.layers import DropPath
 from timm.layers.norm_act import BatchNormAct2d
-from torch import nn
+from torch import Tensor, nn
 
 Conv = nn.Conv2d | nn.Linear
 
@@ -208,3 +209,31 @@ def factory(module: nn.Module) -> dict[str, Any]:
     """Device and dtype of a module's first parameter, for building another beside it."""
     weight = next(module.parameters())
     return {"device": weight.device, "dtype": weight.dtype}
+
+
+def replace_weight(conv: Conv, weight: Tensor, *, extra_bias: int = 0, groups: int = 1) -> Conv:
+    """A layer like this one with another weight; its bias is continued with zeros."""
+    bias = conv.bias
+    if bias is not None and extra_bias:
+        bias = torch.cat([bias, bias.new_zeros(extra_bias)])
+    new: Conv
+    if isinstance(conv, nn.Linear):
+        new = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, **factory(conv))
+    else:
+        new = nn.Conv2d(
+            weight.shape[1] * groups,
+            weight.shape[0],
+            conv.kernel_size,  # type: ignore[arg-type]
+            stride=conv.stride,  # type: ignore[arg-type]
+            padding=conv.padding,  # type: ignore[arg-type]
+            dilation=conv.dilation,  # type: ignore[arg-type]
+            groups=groups,
+            bias=bias is not None,
+            **factory(conv),
+        )
+    with torch.no_grad():
+        new.weight.copy_(weight)
+        if bias is not None:
+            assert new.bias is not None
+            new.bias.copy_(bias)
+    return new

@@ -14,18 +14,20 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from unskip.coders import Coder, CoderRef, TransitionCoder
+from unskip.methods.dirac import DiracConv2d, DiracLinear, fold_dirac
 from unskip.methods.pnnh import PNNHBlock
-from unskip.methods.spec import BlockSpec, Conv, factory
+from unskip.methods.spec import BlockSpec, Conv, replace_weight
 
 
 def stacked(network: nn.Module) -> nn.Module:
-    """A copy of the network in which every PNNH block is its stacked form."""
+    """A copy of the network in which every PNNH block is its stacked form, and every Dirac layer a plain one."""
     network = copy.deepcopy(network)
-    blocks = [(path, module) for path, module in network.named_modules() if isinstance(module, PNNHBlock)]
-    for path, block in blocks:
+    kinds = (PNNHBlock, DiracConv2d, DiracLinear)
+    for path, module in [(path, module) for path, module in network.named_modules() if isinstance(module, kinds)]:
+        plain = stack(module, path or "the block") if isinstance(module, PNNHBlock) else fold_dirac(module)
         if path == "":
-            return stack(block)
-        network.set_submodule(path, stack(block, path))
+            return plain
+        network.set_submodule(path, plain)
     return network
 
 
@@ -127,31 +129,3 @@ def beside_grouped(conv: nn.Conv2d, pointwise: Tensor) -> tuple[Tensor, int]:
     index = torch.arange(code, device=weight.device)
     weight[conv.out_channels + index, conv.in_channels + index] = pointwise[:, 0]
     return weight, 1
-
-
-def replace_weight(conv: Conv, weight: Tensor, *, extra_bias: int = 0, groups: int = 1) -> Conv:
-    """A layer like this one with another weight; its bias is continued with zeros."""
-    bias = conv.bias
-    if bias is not None and extra_bias:
-        bias = torch.cat([bias, bias.new_zeros(extra_bias)])
-    new: Conv
-    if isinstance(conv, nn.Linear):
-        new = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, **factory(conv))
-    else:
-        new = nn.Conv2d(
-            weight.shape[1] * groups,
-            weight.shape[0],
-            conv.kernel_size,  # type: ignore[arg-type]
-            stride=conv.stride,  # type: ignore[arg-type]
-            padding=conv.padding,  # type: ignore[arg-type]
-            dilation=conv.dilation,  # type: ignore[arg-type]
-            groups=groups,
-            bias=bias is not None,
-            **factory(conv),
-        )
-    with torch.no_grad():
-        new.weight.copy_(weight)
-        if bias is not None:
-            assert new.bias is not None
-            new.bias.copy_(bias)
-    return new

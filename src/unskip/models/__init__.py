@@ -3,7 +3,19 @@
 from unskip.models import named, plainnet, simplified  # noqa: F401 - registers the names
 from unskip.models.about import About, about
 from unskip.models.equivalence import to_plain, to_residual
+from unskip.models.others import OTHERS, Other
 from unskip.models.registry import ENTRIES, Entry, create_model
 from unskip.models.simplified import dominant_paths
 
-__all__ = ["ENTRIES", "About", "Entry", "about", "create_model", "dominant_paths", "to_plain", "to_residual"]
+__all__ = [
+    "ENTRIES",
+    "OTHERS",
+    "About",
+    "Entry",
+    "Other",
+    "about",
+    "create_model",
+    "dominant_paths",
+    "to_plain",
+    "to_residual",
+]

@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from unskip.coders import Coder, TransitionCoder
+from unskip.models.others import OTHERS, Other
 from unskip.models.registry import ENTRIES
 
 
@@ -24,7 +25,7 @@ class About:
 
 def about(name: str) -> About:
     """Built on the meta device, so it takes neither memory nor fitting."""
-    entry = ENTRIES[name]
+    entry = OTHERS[name] if name in OTHERS else ENTRIES[name]
     with torch.device("meta"):
         network = entry.build().eval()
         with FlopCounterMode(display=False) as flops, torch.no_grad():
@@ -34,7 +35,7 @@ def about(name: str) -> About:
         trained=sum(p.numel() for p in network.parameters() if p.requires_grad),
         frozen=frozen_weights(network),
         macs=flops.get_total_flops() // 2,
-        skips=skips_left(network),
+        skips=entry.skips if isinstance(entry, Other) else skips_left(network),
         paper_params=entry.paper_params,
     )
 

@@ -6,7 +6,9 @@ import timm
 from torch import nn
 
 from unskip.models.cifar import cifar_resnet, wide_resnet
-from unskip.models.registry import backbone
+from unskip.models.registry import RIVALS, SKIP_FREE, backbone
+
+ALL = (*SKIP_FREE, *RIVALS)
 
 default_cfgs: dict[str, dict[str, Any]] = {}
 
@@ -24,7 +26,7 @@ IMAGENET: dict[str, Any] = {"input_size": (3, 224, 224), "num_classes": 1000, "r
 RESNET: dict[str, Any] = {**IMAGENET, "family": "resnet", "first_conv": "conv1", "classifier": "fc"}
 
 
-@backbone(family="cifar_resnet", **CIFAR)
+@backbone(family="cifar_resnet", methods=ALL, **CIFAR)
 def resnet20(**kwargs: Any) -> nn.Module:
     return cifar_resnet(20, **kwargs)
 
@@ -39,12 +41,12 @@ def resnet44(**kwargs: Any) -> nn.Module:
     return cifar_resnet(44, **kwargs)
 
 
-@backbone(family="cifar_resnet", **CIFAR)
+@backbone(family="cifar_resnet", methods=ALL, **CIFAR)
 def resnet56(**kwargs: Any) -> nn.Module:
     return cifar_resnet(56, **kwargs)
 
 
-@backbone(family="cifar_resnet", paper={"residual": 1.7, "plain": 1.7, "pnnh": 0.88}, **CIFAR)
+@backbone(family="cifar_resnet", methods=ALL, paper={"residual": 1.7, "plain": 1.7, "pnnh": 0.88}, **CIFAR)
 def resnet110(**kwargs: Any) -> nn.Module:
     return cifar_resnet(110, **kwargs)
 
@@ -54,7 +56,12 @@ def wrn16_8(**kwargs: Any) -> nn.Module:
     return wide_resnet(16, 8, **kwargs)
 
 
-@backbone(family="wrn", paper={"residual": 36.5, "pnnh": 18.3}, **CIFAR)
+@backbone(family="wrn", methods=("dirac",), paper={"dirac": 9.1}, **{**CIFAR, "residual": False})
+def wrn28_5(**kwargs: Any) -> nn.Module:
+    return wide_resnet(28, 5, **kwargs)
+
+
+@backbone(family="wrn", methods=(*SKIP_FREE, "dirac"), paper={"residual": 36.5, "pnnh": 18.3, "dirac": 36.5}, **CIFAR)
 def wrn28_10(**kwargs: Any) -> nn.Module:
     return wide_resnet(28, 10, **kwargs)
 
@@ -64,17 +71,17 @@ def wrn40_4(**kwargs: Any) -> nn.Module:
     return wide_resnet(40, 4, **kwargs)
 
 
-@backbone(paper={"pnnh": 6.4}, **RESNET)
+@backbone(methods=ALL, paper={"pnnh": 6.4}, **RESNET)
 def resnet18(**kwargs: Any) -> nn.Module:
     return timm.create_model("resnet18", **kwargs)
 
 
-@backbone(paper={"plain": 21.4, "pnnh": 11.4}, **RESNET)
+@backbone(methods=(*SKIP_FREE, "dirac", "iso"), paper={"plain": 21.4, "pnnh": 11.4, "dirac": 21.6}, **RESNET)
 def resnet34(**kwargs: Any) -> nn.Module:
     return timm.create_model("resnet34", **kwargs)
 
 
-@backbone(paper={"plain": 22.8, "pnnh": 15.4}, **RESNET)
+@backbone(methods=ALL, paper={"plain": 22.8, "pnnh": 15.4}, **RESNET)
 def resnet50(**kwargs: Any) -> nn.Module:
     return timm.create_model("resnet50", **kwargs)
 

@@ -22,6 +22,7 @@ from unskip.surgery import plainify
 Build = Callable[..., nn.Module]
 TIMM_OPTIONS = ("num_classes", "in_chans", "drop_rate", "drop_path_rate", "features_only", "out_indices")
 SKIP_FREE = ("plain", "pnnh")  # the methods that every backbone has a name for
+RIVALS = ("dirac", "iso", "delta_tanh", "looks_linear")  # those that a handful of backbones have a name for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ def backbone(
     Args:
         residual: whether the residual network gets a name too.
         methods: the methods to name, `method_backbone` each.
-        paper: parameters that papers/pnnh.md prints, in millions, by method ('residual', 'plain', 'pnnh').
+        paper: parameters that papers/pnnh.md prints, in millions, by method ('residual', 'plain', 'pnnh', 'dirac').
         about: what `network` takes.
     """
 
@@ -173,8 +174,8 @@ def _register(
 def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """A network by name: one of `unskip models`, or any of timm's.
 
-    Keyword arguments are timm's (num_classes, in_chans, features_only, drop_path_rate, ...) and, for a `pnnh_` name,
-    the options of `unskip.methods.PNNH`.
+    Keyword arguments are timm's (num_classes, in_chans, features_only, drop_path_rate, ...) and, for a name that begins
+    with a method, that method's options: for a `pnnh_` name those of `unskip.methods.PNNH`.
     """
     if not isinstance(name, str):
         raise ValueError(f"create_model: name={name!r} must be text, for instance 'pnnh_resnet110'.")

@@ -30,11 +30,13 @@ def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = 
 
     Args:
         model: a timm, torchvision or unskip residual network, or one whose blocks have a registered reader.
-        method: how blocks are made skip-free: 'pnnh', 'pnnh_paper', 'plain', 'residual_half', or a registered one.
+        method: how blocks are made skip-free: 'plain', 'pnnh', 'pnnh_paper', 'residual_half' (an upper bound, which
+            keeps its skips), 'dirac', 'iso', 'delta_tanh', 'looks_linear', or a registered one.
         strict: whether a residual block that can't be made skip-free is an error. With False it is a warning, and that
             block stays as it is.
         options: the method's own options, see `unskip.methods`; for 'pnnh': ratio, pretext, norm, scale, transition,
-            signed and seed.
+            signed and seed; for 'dirac': a and b; for 'iso': shift and init; for 'delta_tanh': gain and bias; for
+            'looks_linear': gain.
 
     The network's stem, head and norms outside the blocks keep their weights. If the network looks trained (its norms
     tell), a warning says how many trained weights are discarded with the old blocks.

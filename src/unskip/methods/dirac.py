@@ -1,0 +1,135 @@
+"""Method `dirac`: the skip inside of the weights (the DiracNet rows of papers/pnnh.md and papers/seqnet.md).
+
+Zagoruyko and Komodakis 2017, *DiracNets: Training Very Deep Neural Networks Without Skip-Connections*, section 3:
+
+    Ŵ = diag(a) I + diag(b) W_norm       a = 1, b = 0.1 at initialisation and trained, one for each output channel
+
+I is the identity of convolution, W_norm has filters of norm 1. Trained, Ŵ is one ordinary weight (`fold_dirac`).
+Where the width changes, I carries input channel o mod C_in to output channel o; at stride 2, every second pixel.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from unskip.coders import CoderBank
+from unskip.methods.plain import Plain, PlainBlock
+from unskip.methods.pnnh import check_number
+from unskip.methods.registry import register_method
+from unskip.methods.spec import BlockSpec, Conv, Unsupported, describe, factory, replace_weight, square
+
+
+def identity_kernel(weight: Tensor, groups: int = 1) -> Tensor:
+    """I in the shape (out, in / groups, ...) of a weight: channel o reads channel o mod C_in of its group."""
+    rows, columns = weight.shape[0] // groups, weight.shape[1]
+    eye = torch.eye(columns, device=weight.device, dtype=weight.dtype)
+    kernel = eye.repeat(-(-rows // columns), 1)[:rows].repeat(groups, 1)  # (out, in / groups)
+    if weight.ndim == 2:
+        return kernel
+    around = [k // 2 for k in reversed(weight.shape[2:]) for _ in range(2)]
+    return F.pad(kernel[..., None, None], around)
+
+
+def dirac_weight(W: Tensor, a: Tensor, b: Tensor, groups: int = 1) -> Tensor:
+    """Ŵ = diag(a) I + diag(b) W_norm."""
+    column = (-1, *[1] * (W.ndim - 1))
+    W_norm = W / W.flatten(1).norm(dim=1).clamp_min(1e-12).view(column)
+    return a.view(column) * identity_kernel(W, groups) + b.view(column) * W_norm
+
+
+class DiracConv2d(nn.Conv2d):
+    """A convolution with the weight Ŵ, made anew from `weight`, `a` and `b` at each call."""
+
+    a: Tensor
+    b: Tensor
+
+    def __init__(self, like: nn.Conv2d, a: float, b: float) -> None:
+        super().__init__(
+            like.in_channels,
+            like.out_channels,
+            like.kernel_size,  # type: ignore[arg-type]
+            stride=like.stride,  # type: ignore[arg-type]
+            padding=like.padding,  # type: ignore[arg-type]
+            dilation=like.dilation,  # type: ignore[arg-type]
+            groups=like.groups,
+            bias=like.bias is not None,
+            **factory(like),
+        )
+        start(self, a, b)
+
+    def dirac_weight(self) -> Tensor:
+        return dirac_weight(self.weight, self.a, self.b, self.groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._conv_forward(x, self.dirac_weight(), self.bias)
+
+
+class DiracLinear(nn.Linear):
+    """A linear layer with the weight Ŵ: a convolution of one tap."""
+
+    a: Tensor
+    b: Tensor
+
+    def __init__(self, like: nn.Linear, a: float, b: float) -> None:
+        super().__init__(like.in_features, like.out_features, bias=like.bias is not None, **factory(like))
+        start(self, a, b)
+
+    def dirac_weight(self) -> Tensor:
+        return dirac_weight(self.weight, self.a, self.b)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.dirac_weight(), self.bias)
+
+
+def start(layer: DiracConv2d | DiracLinear, a: float, b: float) -> None:
+    """Gives a layer its `a` and `b`, and a normal W, of which only the direction counts."""
+    nn.init.kaiming_normal_(layer.weight, mode="fan_in", nonlinearity="relu")
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    channels = layer.weight.shape[0]
+    layer.a = nn.Parameter(layer.weight.new_full((channels,), a))
+    layer.b = nn.Parameter(layer.weight.new_full((channels,), b))
+
+
+@torch.no_grad()
+def fold_dirac(layer: DiracConv2d | DiracLinear) -> Conv:
+    """The plain nn.Conv2d or nn.Linear with the weight Ŵ: the same function, without the parameterisation."""
+    groups = layer.groups if isinstance(layer, nn.Conv2d) else 1
+    return replace_weight(layer, layer.dirac_weight(), groups=groups)
+
+
+@register_method("dirac")
+@dataclass(frozen=True, kw_only=True)
+class Dirac:
+    """The block's branch without its shortcut, its convolutions Dirac-parameterised; norms and activations stay.
+
+    Blocks without a skip stay as they are.
+    """
+
+    a: float = 1.0  # of the identity, at initialisation
+    b: float = 0.1  # of the normalised weight, at initialisation
+
+    keeps_weights: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_number("dirac", "a", self.a)
+        check_number("dirac", "b", self.b)
+
+    def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
+        if not spec.skip:
+            return None
+        plain = Plain().build(spec, bank)
+        assert isinstance(plain, PlainBlock)
+        return PlainBlock(*[self._layer(module) for module in plain])
+
+    def _layer(self, module: nn.Module) -> nn.Module:
+        if type(module) is nn.Linear:
+            return DiracLinear(module, self.a, self.b)
+        if type(module) is nn.Conv2d:
+            if not square(module):
+                raise Unsupported(f"{describe(module)} is not a square convolution with 'same' zero padding")
+            return DiracConv2d(module, self.a, self.b)
+        return module

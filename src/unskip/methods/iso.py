@@ -1,0 +1,61 @@
+"""Method `iso`: an isometric network of convolutions and shifted ReLUs (the ISONet row of papers/seqnet.md, Table 1).
+
+Qi et al. 2020, *Deep Isometric Learning for Visual Recognition*, section 3: Delta kernels at initialisation, kept near
+orthogonal by a penalty while it trains (`unskip.train.Orthogonal`, `orthogonal` in a recipe), and
+
+    SReLU_b(x) = max(x, b)       b = -1 at initialisation and trained, one for each channel
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from unskip.coders import CoderBank
+from unskip.methods.delta_orthogonal import delta_orthogonal_
+from unskip.methods.norm_free import norm_free
+from unskip.methods.pnnh import check_number
+from unskip.methods.registry import register_method
+from unskip.methods.spec import BlockSpec
+
+Init = Literal["orthogonal", "identity"]
+
+
+class SReLU(nn.Module):
+    """Shifted ReLU: max(x, b) with a trained b for each channel. The lower b, the nearer to the identity."""
+
+    def __init__(self, channels: int, shift: float = -1.0) -> None:
+        super().__init__()
+        self.b = nn.Parameter(torch.full((channels,), float(shift)))
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W)
+        return torch.maximum(x, self.b.view(-1, 1, 1))
+
+    def extra_repr(self) -> str:
+        return f"{len(self.b)}"
+
+
+@register_method("iso")
+@dataclass(frozen=True, kw_only=True)
+class Iso:
+    """y = SReLU(W_2 SReLU(W_1 x)), W_i Delta-orthogonal, without norms. Blocks without a skip stay as they are."""
+
+    shift: float = -1.0  # b at initialisation; 0 is ReLU
+    init: Init = "orthogonal"  # the centre of a kernel: a random orthogonal matrix, or the identity
+
+    keeps_weights: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_number("iso", "shift", self.shift)
+        if self.init not in get_args(Init):
+            raise ValueError(f"iso: init={self.init!r} is not known. Known: {', '.join(get_args(Init))}.")
+
+    def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
+        if not spec.skip:
+            return None
+        return norm_free(
+            spec,
+            act=lambda channels: SReLU(channels, self.shift),
+            initialise=lambda conv: delta_orthogonal_(conv, identity=self.init == "identity"),
+        )

@@ -1,0 +1,103 @@
+"""Every method on every kind of network: it trains a step, or it is refused with a whole sentence."""
+
+import re
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import unskip
+from unskip.methods import method_names
+from unskip.models.cifar import cifar_resnet, wide_resnet
+from unskip.train import Diverged, Recipe, run
+
+SIDE = 32
+
+
+def swin() -> nn.Module:
+    widths = {"embed_dim": 16, "depths": (1, 1, 2, 1), "num_heads": (1, 1, 2, 2), "window_size": 4}
+    return timm.create_model("swin_tiny_patch4_window7_224", img_size=SIDE, num_classes=10, **widths)
+
+
+def vit() -> nn.Module:
+    widths = {"embed_dim": 48, "depth": 3, "num_heads": 3}
+    return timm.create_model("vit_tiny_patch16_224", img_size=SIDE, num_classes=10, **widths)
+
+
+NETWORKS = {
+    "resnet": lambda: cifar_resnet(8),
+    "resnet, projections": lambda: cifar_resnet(8, shortcut="B"),
+    "mobilenet": lambda: timm.create_model("mobilenetv2_035", num_classes=10),
+    "wrn": lambda: wide_resnet(10, 1),
+    "vit": vit,
+    "swin": swin,
+}
+TAKE_ALL = {"dirac", "plain", "pnnh", "pnnh_paper", "residual_half"}
+REASONS = {
+    ("delta_tanh", "vit"): "it is an MLP of linear layers",
+    ("delta_tanh", "swin"): "it is an MLP of linear layers",
+    ("iso", "vit"): "it is an MLP of linear layers",
+    ("iso", "swin"): "it is an MLP of linear layers",
+    ("looks_linear", "mobilenet"): "groups can't subtract the two halves of a CReLU",
+}
+LONG = {("pnnh_paper", "mobilenet"), ("pnnh_paper", "swin")}  # they fit a coder for each width
+PAIRS = [
+    pytest.param(method, kind, marks=[pytest.mark.full] if (method, kind) in LONG else [])
+    for method in method_names()
+    for kind in NETWORKS
+]
+
+
+def step(network: nn.Module, side: int = SIDE) -> bool:
+    """One update by SGD; whether the loss, all gradients, and the loss after it are finite."""
+    network.train()
+    x, y = torch.randn(8, 3, side, side), torch.arange(8)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
+    loss = F.cross_entropy(network(x), y)
+    loss.backward()
+    assert all(p.grad is not None for p in network.parameters())
+    optimizer.step()
+    numbers = [loss, F.cross_entropy(network(x), y), *[p.grad for p in network.parameters()]]
+    return all(bool(torch.isfinite(number).all()) for number in numbers)
+
+
+@pytest.mark.parametrize(("method", "kind"), PAIRS)
+def test_it_trains_a_step_or_is_refused_with_a_sentence(method: str, kind: str) -> None:
+    refusal = ""
+    try:
+        network = unskip.plainify(NETWORKS[kind](), method)
+    except ValueError as error:
+        refusal = str(error)
+    if refusal:
+        assert method not in TAKE_ALL
+        sentence = rf"plainify: method '{method}' can't make block '\S+' of \w+ skip-free: .{{20,}}\. strict=False .*\."
+        assert re.fullmatch(sentence, refusal)
+        assert REASONS.get((method, kind), "") in refusal
+        return
+    assert (method, kind) not in REASONS
+    assert network.surgery.replaced
+    assert not network.surgery.left
+    assert step(network)
+
+
+def thousand(method: str, **kwargs: object) -> nn.Module:
+    return unskip.plainify(cifar_resnet(1004, **kwargs), method)
+
+
+def plain_1004(**kwargs: object) -> nn.Module:
+    return thousand("plain", **kwargs)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", method_names())
+def test_a_thousand_layers_train_a_step_or_stop_with_a_sentence(method: str, tmp_path: Path) -> None:
+    """1,004 layers, of few pixels. Gradients of a plain network with norms grow beyond float32 there."""
+    if method == "plain":
+        recipe = Recipe(network=f"{__name__}:plain_1004", epochs=1, batch=64, log_steps=1, device="cpu")
+        with pytest.raises(Diverged, match=r"the loss is nan at update \d+ .*A lower lr"):
+            run(recipe, out=tmp_path / "run", silent=True)
+        return
+    assert step(thousand(method), side=8)
