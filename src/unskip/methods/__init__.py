@@ -8,6 +8,7 @@ from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.pnnh import PNNH, PNNHBlock, PNNHPaper
 from unskip.methods.registry import Method, method_names, method_options, register_method, resolve_method
 from unskip.methods.residual_half import ResidualHalf
+from unskip.methods.seq import Seq, SeqBlock, SeqBottle, TiedConv
 from unskip.methods.spec import BlockSpec, Layer, Unsupported
 from unskip.methods.stack import stack, stacked
 
@@ -29,6 +30,10 @@ __all__ = [
     "PlainBlock",
     "ResidualHalf",
     "SReLU",
+    "Seq",
+    "SeqBlock",
+    "SeqBottle",
+    "TiedConv",
     "Unsupported",
     "fold_dirac",
     "method_names",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from unskip.coders import FORMS, PRETEXTS, CoderBank, CoderSpec, act_name, odd_part_is_identity
 from unskip.methods.plain import Plain, PlainBlock
-from unskip.methods.registry import register_method
+from unskip.methods.registry import check_choices, register_method
 from unskip.methods.spec import RECTIFIERS, BlockSpec, Conv, Layer, Unsupported, factory
 
 Norm = Literal["first", "both"]
@@ -87,10 +87,7 @@ class PNNH:
             "transition": get_args(Transition),
             "signed": get_args(Signed),
         }
-        for option, known in choices.items():
-            value = getattr(self, option)
-            if value not in known:
-                raise ValueError(f"pnnh: {option}={value!r} is not known. Known: {', '.join(known)}.")
+        check_choices("pnnh", self, choices)
         if not self.scale >= 0:
             raise ValueError(f"pnnh: scale={self.scale} must not be negative; 1 is He's initialisation.")
 

@@ -74,6 +74,14 @@ def resolve_method(method: str | Method, options: dict[str, Any]) -> Method:
     return _METHODS[method](**options)
 
 
+def check_choices(where: str, options: object, choices: dict[str, tuple[str, ...]]) -> None:
+    """Refuses an option that has none of its known values."""
+    for option, known in choices.items():
+        value = getattr(options, option)
+        if value not in known:
+            raise ValueError(f"{where}: {option}={value!r} is not known. Known: {', '.join(known)}.")
+
+
 def nearest(word: str, known: list[str]) -> str:
     """The end of an error message: the likely spelling, and all that there are."""
     close = difflib.get_close_matches(word, known, n=1)

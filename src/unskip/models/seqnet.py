@@ -1,0 +1,104 @@
+"""SeqNet (papers/seqnet.md, sections 4 and B): ResNet's layout with SeqBasic or SeqBottle blocks, and no skip.
+
+A network of SeqBottle blocks has the widths of its 3x3 convolutions, 64 to 512, from stem to head, so SeqNet50 is
+ResNet34's layout with another block. "50" is the ResNet it is compared with; it has 16 blocks of 4 convolutions.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from timm.models.resnet import BasicBlock, ResNet
+from torch import Tensor, nn
+
+from unskip.coders import CoderBank
+from unskip.methods import BlockSpec, SeqBottle, method_options
+from unskip.models.cifar import cifar_resnet
+from unskip.models.named import CIFAR, RESNET
+from unskip.models.registry import network
+from unskip.surgery import plainify, register_reader
+
+default_cfgs: dict[str, dict[str, Any]] = {}
+
+SEQNET: dict[str, Any] = {**RESNET, "family": "seqnet"}
+CIFAR_SEQNET: dict[str, Any] = {**CIFAR, "family": "cifar_seqnet"}
+for about in (SEQNET, CIFAR_SEQNET):
+    del about["residual"]
+
+
+def layout(*blocks: int, **kwargs: Any) -> nn.Module:
+    """ResNet's stem, stages of so many blocks and of widths 64, 128, 256, 512, and its head."""
+    return ResNet(BasicBlock, blocks, **kwargs)  # type: ignore[arg-type] # timm's annotation means the class
+
+
+class SkipSeqBlock(nn.Module):
+    """A SeqNet block with a skip connection around it (B.3): y = x + block(x), or a projection of x in its place."""
+
+    def __init__(self, block: nn.Sequential, shortcut: nn.Module | None) -> None:
+        super().__init__()
+        self.block = block
+        self.shortcut = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x) + (x if self.shortcut is None else self.shortcut(x))
+
+
+@register_reader(SkipSeqBlock)
+def read_skip_seq(block: nn.Module, path: str) -> BlockSpec:
+    return BlockSpec(path=path, branch=tuple(block.block), shortcut=block.shortcut)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipSeq:
+    """The block that `seq` builds, beside the shortcut of the one whose place it takes."""
+
+    seq: SeqBottle
+
+    keeps_weights: ClassVar[bool] = False
+
+    def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
+        block = self.seq.build(spec, bank)
+        assert isinstance(block, nn.Sequential)
+        return SkipSeqBlock(block, spec.shortcut)
+
+
+@network(method="seq", **SEQNET)
+def seqnet18(**kwargs: Any) -> nn.Module:
+    return layout(2, 2, 2, 2, **kwargs)
+
+
+@network(method="seq", **SEQNET)
+def seqnet34(**kwargs: Any) -> nn.Module:
+    return layout(3, 4, 6, 3, **kwargs)
+
+
+@network(method="seq_bottle", **SEQNET)
+def seqnet50(**kwargs: Any) -> nn.Module:
+    return layout(3, 4, 6, 3, **kwargs)
+
+
+@network(method="seq_bottle", **SEQNET)
+def seqnet101(**kwargs: Any) -> nn.Module:
+    return layout(3, 4, 23, 3, **kwargs)
+
+
+@network(options=tuple(method_options("seq_bottle")), **SEQNET)
+def skip_seqnet50(**kwargs: Any) -> nn.Module:
+    options = {name: kwargs.pop(name) for name in method_options("seq_bottle") if name in kwargs}
+    residual = plainify(layout(3, 4, 6, 3, **kwargs), SkipSeq(seq=SeqBottle(**options)))
+    del residual.surgery  # it is a residual network in its own right, not what an operation left of one
+    return residual
+
+
+@network(method="seq", **CIFAR_SEQNET)
+def cifar_seqnet20(**kwargs: Any) -> nn.Module:
+    return cifar_resnet(20, **kwargs)
+
+
+@network(method="seq", **CIFAR_SEQNET)
+def cifar_seqnet56(**kwargs: Any) -> nn.Module:
+    return cifar_resnet(56, **kwargs)
+
+
+@network(method="seq", **CIFAR_SEQNET)
+def cifar_seqnet110(**kwargs: Any) -> nn.Module:
+    return cifar_resnet(110, **kwargs)
