@@ -22,6 +22,7 @@ QUICK = {
     "plainnet_mlp", "plainnet50",
     "simplified_plain20", "simplified_resnet20", "simplified_dominant20",
     "dirac_resnet20", "iso_resnet20", "delta_tanh_resnet20", "looks_linear_resnet20",
+    "seqnet18", "cifar_seqnet20", "seqnet_mlp",
 }  # fmt: skip
 NAMES = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.full]) for name in ENTRIES]
 
@@ -81,7 +82,10 @@ def test_behaves_like_any_pytorch_network(name: str) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             assert torch.isfinite(network(x)).all()
         channels_last = copy.deepcopy(network).to(memory_format=torch.channels_last)
-        torch.testing.assert_close(channels_last(x.to(memory_format=torch.channels_last)), y, rtol=1e-3, atol=1e-3)
+        # Running statistics that have seen one batch let a deep network's outputs be of any size.
+        size = y.abs().max().clamp_min(1).item()
+        y_last = channels_last(x.to(memory_format=torch.channels_last))
+        torch.testing.assert_close(y_last, y, rtol=1e-3, atol=1e-3 * size)
         double = copy.deepcopy(network).double()
         assert double(x.double()).dtype == torch.float64
 

@@ -79,8 +79,8 @@ class PlainNet(nn.Module):
     def forward_features(self, x: Tensor) -> Tensor:
         if self.image_shape is not None and tuple(x.shape[1:]) != self.image_shape:
             raise ValueError(
-                f"plainnet_mlp: images of shape {tuple(x.shape[1:])} (C, H, W) came, but the network was built for "
-                f"{self.image_shape}. Build it with in_chans and img_size of your images."
+                f"{type(self).__name__}: images of shape {tuple(x.shape[1:])} (C, H, W) came, but the network was "
+                f"built for {self.image_shape}. Build it with in_chans and img_size of your images."
             )
         for name in self.stage_names:
             stage = self.get_submodule(name)
@@ -153,13 +153,13 @@ def _check(name: str, activation: str, slope: float, init: str, **counts: int) -
             raise ValueError(f"{name}: {field}={count!r} must be a whole number of at least 1.")
 
 
-# mean and std of USPS, the data set of Table II
+# The data set of Table II, and what a network for it says of itself.
+USPS: dict[str, Any] = {"input_size": (1, 16, 16), "num_classes": 10, "mean": (0.2545,), "std": (0.3846,)}
+
+
 @network(
     family="plainnet_mlp",
-    input_size=(1, 16, 16),
-    num_classes=10,
-    mean=(0.2545,),
-    std=(0.3846,),
+    **USPS,
     first_conv="stage1.0.transform",
     classifier="fc",
     feature_maps=False,

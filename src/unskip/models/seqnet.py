@@ -11,9 +11,12 @@ from timm.models.resnet import BasicBlock, ResNet
 from torch import Tensor, nn
 
 from unskip.coders import CoderBank
-from unskip.methods import BlockSpec, SeqBottle, method_options
+from unskip.methods import BlockSpec, Seq, SeqBottle, Unsupported, method_options
+from unskip.methods.inits import Init
+from unskip.methods.seq import PreReLU, Tie
 from unskip.models.cifar import cifar_resnet
 from unskip.models.named import CIFAR, RESNET
+from unskip.models.plainnet import USPS, PlainNet, layer
 from unskip.models.registry import network
 from unskip.surgery import plainify, register_reader
 
@@ -102,3 +105,51 @@ def cifar_seqnet56(**kwargs: Any) -> nn.Module:
 @network(method="seq", **CIFAR_SEQNET)
 def cifar_seqnet110(**kwargs: Any) -> nn.Module:
     return cifar_resnet(110, **kwargs)
+
+
+class SeqMLP(PlainNet):
+    """The fully-connected SeqNet (section 4.2): a layer from the image to d units, then pairs d -> k d -> d."""
+
+
+@network(
+    family="seqnet_mlp",
+    first_conv="stage1.0.transform",
+    classifier="fc",
+    feature_maps=False,
+    options=("depth", "width", "k", "img_size", "init", "tie", "pre_relu"),
+    **USPS,
+)
+def seqnet_mlp(
+    *,
+    depth: int = 20,  # layers: the first, two for each pair, the classifier
+    width: int = 256,  # d; that of the networks in section 2.1
+    k: int = 2,  # the hidden width of a pair, in multiples of d
+    img_size: int = 16,  # px of a side; the image is flattened
+    in_chans: int = 1,
+    num_classes: int = 10,
+    init: Init = "R",
+    tie: Tie = "none",
+    pre_relu: PreReLU = "none",
+    drop_rate: float = 0.0,
+) -> nn.Module:
+    for name, value, least in (("depth", depth, 4), ("width", width, 1), ("k", k, 2), ("img_size", img_size, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"seqnet_mlp: {name}={value!r} must be a whole number of at least {least}.")
+    if depth % 2:
+        raise ValueError(
+            f"seqnet_mlp: depth={depth} must be even: the first layer, two for each pair and the classifier."
+        )
+    if init == "L" and k % 2:
+        raise ValueError(f"seqnet_mlp: k={k} must be even for init='L', where half of the units mirror the others.")
+    seq = Seq(init=init, tie=tie, pre_relu=pre_relu)
+    stem = nn.Linear(in_chans * img_size**2, width)
+    nn.init.kaiming_normal_(stem.weight, nonlinearity="relu")
+    first = layer(stem, width, nn.BatchNorm1d, nn.ReLU(inplace=True), nn.Flatten())
+    try:
+        pairs = [seq.linear(width, k) for _ in range(depth // 2 - 1)]
+    except Unsupported as reason:
+        raise ValueError(f"seqnet_mlp: {reason}.") from reason
+    shape = (in_chans, img_size, img_size)
+    return SeqMLP(
+        [[first, *pairs]], num_features=width, num_classes=num_classes, drop_rate=drop_rate, image_shape=shape
+    )
