@@ -147,6 +147,9 @@ class Flat:
         self.decay = torch.where(last, config.weight_decay * config.decay_last, config.weight_decay)
         self.rate = torch.where(last, config.lr_last, 1.0)
         self.clip = config.clip
+        kept = {m.weight: m.kept for m in network.modules() if hasattr(m, "kept")}
+        masks = [kept[p].permute(0, 2, 3, 1) if p in kept else torch.ones(p.shape, dtype=torch.bool) for _, p in named]
+        self.kept = torch.cat([m.reshape(-1) for m in masks]).to(device) if kept else None
         at, slices = 0, {}
         for _, p in named:
             here = slice(at, at + p.numel())
@@ -228,6 +231,8 @@ class Flat:
             transposed = dw2.permute(2, 1, 0).flip(1)
             dgain.copy_((transposed * w1).sum((1, 2)))
             dw1.add_(transposed * gain[:, None, None])
+        if self.kept is not None:
+            self.grad.mul_(self.kept)
         g = self.grad
         if self.clip is not None:
             g = g * (self.clip / g.norm()).clamp(max=1.0)

@@ -23,7 +23,22 @@ SCREEN = {  # seed 0; name: (network, train)
     "wide_decay_5e-4": (WIDE, {"weight_decay": 5e-4}),
     "resnet110_decay_5e-4": (RESNET, {"weight_decay": 5e-4}),
 }
-SETS = {"screen": SCREEN}
+CENTRED = {**WIDE, "path": "half", "centred": True, "hidden": [8, 16, 31]}
+HE = {"head_norm": True}
+SECOND = {
+    **{f"centred_s{seed}": (CENTRED, {"seed": seed}) for seed in range(3)},
+    "resnet110_decay_5e-4": (RESNET, {"weight_decay": 5e-4}),
+    "centred_decay_5e-4": (CENTRED, {"weight_decay": 5e-4}),
+    "wide_half": ({**WIDE, "path": "half"}, {}),
+    "wide_4x_s1": ({**WIDE, "widths": [64, 128, 256], "hidden": [4, 4, 8]}, {"seed": 1}),
+    **{
+        f"he{6 * blocks + 2}_s{seed}": ({**HE, "blocks": blocks}, {"seed": seed})
+        for seed in (0, 1)
+        for blocks in (18, 9, 7, 5, 3)
+        if (blocks, seed) != (18, 0)  # done in the first series
+    },
+}
+SETS = {"screen": SCREEN, "second": SECOND}
 
 
 def main() -> None:

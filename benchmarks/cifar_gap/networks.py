@@ -40,6 +40,8 @@ class NetworkConfig:
         "all"  # all | code (path "pair": the learner reads the C/2 averages and never sees what the coder drops)
     )
     tied: bool = False  # W_2 = W_1^T diag(g), g trained, in all blocks but the transitions
+    # path "half": what is not carried is read and written through the centre of the kernel only, at He's scale
+    centred: bool = False
     zero_last: bool = False  # resnet: the gain of each block's last norm starts at 0
 
 
@@ -104,6 +106,25 @@ def conv(cin: int, cout: int, kernel: int, stride: int, generator: torch.Generat
     with torch.no_grad():
         layer.weight.normal_(0, scale * (2 / (cin * kernel**2)) ** 0.5, generator=generator)  # He normal, fan in
     return layer
+
+
+def centre_only(layer: nn.Conv2d, inputs: bool, outputs: bool, scale: float) -> None:
+    """The second half of a convolution's inputs and outputs keep only their centre tap; `layer.kept` says which
+    weights are left (the others are 0, get no gradient, and do not count). He's scale for the fan-in that is left."""
+    o, i, k, _ = layer.weight.shape
+    kept = torch.ones_like(layer.weight, dtype=torch.bool)
+    off = torch.ones(k, k, dtype=torch.bool)
+    off[k // 2, k // 2] = False
+    if inputs:
+        kept[:, i // 2 :] &= ~off
+    if outputs:
+        kept[o // 2 :] &= ~off
+    with torch.no_grad():
+        unit = layer.weight / layer.weight.std()
+        fan = kept.sum((1, 2, 3), keepdim=True)
+        layer.weight.copy_(unit * kept * (2 / fan) ** 0.5)
+        layer.weight[: o // 2 if outputs else o] *= scale
+    layer.kept = kept
 
 
 # ---------------------------------------------------------------- coders
@@ -220,6 +241,9 @@ class PnnhBlock(nn.Module):
             self.gain2 = nn.Parameter(torch.full((hidden,), config.scale * (cout / hidden) ** 0.5))
         else:
             self.conv2 = conv(hidden, cout, config.kernel2, 1, generator, 1.0 if self.whole else config.scale)
+        if config.centred:
+            centre_only(self.conv1, inputs=True, outputs=False, scale=1.0)
+            centre_only(self.conv2, inputs=False, outputs=True, scale=config.scale)
         self.norm2 = (
             Norm(cout, gain=config.norm2 if config.norm2 is not None else 1.0)
             if self.whole or config.norm2 is not None
@@ -310,4 +334,5 @@ class Network(nn.Module):
 
 
 def trained_parameters(network: nn.Module) -> int:
-    return sum(p.numel() for p in network.parameters())
+    fixed = sum((~m.kept).sum().item() for m in network.modules() if hasattr(m, "kept"))
+    return sum(p.numel() for p in network.parameters()) - fixed
