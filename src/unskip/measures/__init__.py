@@ -1,5 +1,6 @@
 """Measures: what happens to the signal inside a network, as pure functions of what was recorded there."""
 
+from unskip.measures.cushion import interlayer_cushion, layer_cushion
 from unskip.measures.dissipation import likeness, near_far, recovery
 from unskip.measures.gradient import growth
 from unskip.measures.measuring import DEFAULT, FAMILIES, measure, register_family
@@ -17,6 +18,8 @@ __all__ = [
     "Probe",
     "Series",
     "growth",
+    "interlayer_cushion",
+    "layer_cushion",
     "likeness",
     "measure",
     "near_far",

@@ -1,12 +1,15 @@
 """Activations layer by layer: size, spread, units that say something (papers/plainnet.md, V.A, VI.A and A2)."""
 
+import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from unskip.measures.probe import Family, Layer, Probe
 from unskip.measures.series import About, Findings
 
+NAN = float("nan")
 SMALL, LARGE = 0.05, 50.0  # papers/plainnet.md, A2: healthy units lie between |0.05| and |50|
 DEAD = 1e-6  # a unit that moves by less than this share of its layer's largest value is dead
 ALL = {  # field of Activations: measure of every layer
@@ -81,35 +84,40 @@ class Activations(NamedTuple):
 
 def survival(activation: Tensor) -> float:
     """The share of entries above zero: neurons that survive a ReLU (papers/pnnh.md, Theorem 3.3)."""
-    return (activation > 0).double().mean().item()
+    return torch.count_nonzero(activation > 0).item() / activation.numel()
 
 
-def dead_units(units: Tensor) -> float:
-    """The share of units, columns of (observations, units), that are the same for every input and position.
+def dead_units(activation: Tensor, axis: int = -1) -> float:
+    """The share of units, along an axis, that are the same for every input and position.
 
     A ReLU that is never on, and as well a tanh that is always at its end.
     """
-    low, high = units.aminmax(dim=0)
-    scale = units.abs().amax()
+    others = [other for other in range(activation.ndim) if other != axis % activation.ndim]
+    if not others:
+        return NAN
+    low, high = activation.amin(others), activation.amax(others)
+    scale = torch.maximum(low.abs().amax(), high.abs().amax())
     return (high - low <= DEAD * scale).double().mean().item()
 
 
 def share_above(activation: Tensor, threshold: float) -> float:
     """The share of entries with an absolute value above a threshold (papers/plainnet.md, A2)."""
-    return (activation.abs() > threshold).double().mean().item()
+    return torch.count_nonzero(activation.abs() > threshold).item() / activation.numel()
 
 
 def forward(layer: Layer, x: Tensor | None, y: Tensor) -> Activations:
     y = y.float() if y.element_size() < 4 else y
+    mean, size = y.mean(), y.abs()
+    maximum = size.amax().item()  # NaN where one is
     return Activations(
-        mean=y.mean().item(),
-        variance=y.var(unbiased=False).item(),
-        maximum=y.abs().amax().item(),
-        above_small=share_above(y, SMALL),
-        above_large=share_above(y, LARGE),
-        positive=survival(y),
-        dead=dead_units(layer.by_unit(y)),
-        finite=bool(y.isfinite().all()),
+        mean=mean.item(),
+        variance=torch.linalg.vector_norm(y - mean, dtype=torch.float64).square().item() / y.numel(),
+        maximum=maximum,
+        above_small=share_above(size, SMALL),
+        above_large=share_above(size, LARGE) if maximum > LARGE else 0.0,
+        positive=survival(y) if layer.kind == "activation" else NAN,
+        dead=dead_units(y, layer.unit_axis) if layer.kind == "activation" else NAN,
+        finite=math.isfinite(maximum),
     )
 
 

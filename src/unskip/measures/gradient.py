@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from unskip.measures.probe import Family, Layer, Probe
@@ -87,13 +88,12 @@ def growth(norms: Sequence[float], depths: Sequence[float] | None = None) -> Gro
 
 
 def backward(layer: Layer, output: Tensor, source: Tensor | None) -> Gradients:
-    size = output.double().norm().item()
+    size = torch.linalg.vector_norm(output, dtype=torch.float64).item()
     blocked = NAN
     if layer.kind == "activation" and source is not None and source.shape == output.shape:
-        there = output != 0
-        count = there.sum()
-        if count > 0:
-            blocked = ((source.abs() < BLOCKED * output.abs()) & there).sum().item() / count.item()
+        count = torch.count_nonzero(output).item()
+        # Where no gradient arrives at all, the comparison with zero is false: nothing was blocked there.
+        blocked = torch.count_nonzero(source.abs() < BLOCKED * output.abs()).item() / count if count else NAN
     return Gradients(norm=size, rms=size / math.sqrt(output.numel()), blocked=blocked)
 
 

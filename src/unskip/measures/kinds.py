@@ -98,9 +98,15 @@ def by_sample(x: Tensor, samples: int, axis: int = 0) -> Tensor | None:
     return x.reshape(samples, -1) if x.shape[0] % samples == 0 else None
 
 
-def by_unit(x: Tensor, axis: int) -> Tensor:
-    """x as (observations, units): every sample and position is one observation of all units."""
+def by_unit(x: Tensor, axis: int, most: int) -> Tensor:
+    """x as (observations, units): every sample and position is one observation of all units.
+
+    At most `most` observations, spread evenly over all of them.
+    """
     x = x.detach()
     if x.ndim <= 1:
-        return x.reshape(-1, 1)
-    return x.movedim(axis, -1).flatten(0, -2)
+        x = x.reshape(-1, 1)
+    x = x.flatten(2) if axis == 1 and x.ndim > 2 else x.flatten(0, -2)[..., None]  # (A, units, P)
+    first, last = x.shape[0], x.shape[2]
+    chosen = torch.linspace(0, first * last - 1, min(most, first * last), dtype=torch.float64, device=x.device).long()
+    return x[chosen // last, :, chosen % last]

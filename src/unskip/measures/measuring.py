@@ -7,14 +7,17 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from unskip.measures import activation, dissipation, gradient
+from unskip.measures import activation, cushion, dissipation, dominance, gradient, scaling, singularity, weights
 from unskip.measures.losses import Loss
 from unskip.measures.probe import Family, Probe
 from unskip.measures.series import Measured
 from unskip.measures.state import preserved, unwrap
 
-FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in (activation, gradient, dissipation)}
-DEFAULT = ("activation", "gradient", "dissipation")
+FAMILIES: dict[str, Family] = {
+    module.FAMILY.name: module.FAMILY
+    for module in (activation, gradient, dissipation, scaling, singularity, cushion, dominance, weights)
+}
+DEFAULT = tuple(FAMILIES)
 
 
 def register_family(family: Family) -> Family:

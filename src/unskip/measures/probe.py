@@ -94,9 +94,9 @@ class Layer:
         """A tensor shaped like this layer's output as (B, entries)."""
         return None if self.sample_axis is None else by_sample(x, self.samples, self.sample_axis)
 
-    def by_unit(self, x: Tensor) -> Tensor:
-        """A tensor shaped like this layer's output as (observations, units)."""
-        return by_unit(x, self.unit_axis)
+    def by_unit(self, x: Tensor, most: int) -> Tensor:
+        """A tensor shaped like this layer's output as (observations, units), at most so many observations."""
+        return by_unit(x, self.unit_axis, most)
 
     def info(self) -> LayerInfo:
         parameters = sum(parameter.numel() for parameter in self.module.parameters() if parameter.requires_grad)
@@ -268,11 +268,27 @@ class Probe:
     # -- hooks ------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def hooked(self, on_call: Callable[[Call], Tensor | None]) -> Iterator[None]:
-        """Inside, `on_call` sees every call of every module, children before their parents."""
+    def hooked(
+        self,
+        on_call: Callable[[Call], Tensor | None],
+        on_entry: Callable[[str, tuple, dict], None] | None = None,
+    ) -> Iterator[None]:
+        """Inside, `on_call` sees every call of every module, children before their parents.
+
+        `on_entry` sees path and arguments before the module runs. Both may call modules; those calls are not seen.
+        """
         calls: dict[str, int] = {}
         arrived: dict[str, list[tuple[Tensor | None, Edge | None]]] = {}
-        busy = False  # a measure that calls a module from inside a hook is not measured itself
+        busy = False
+
+        @contextmanager
+        def alone() -> Iterator[None]:
+            nonlocal busy
+            busy = True
+            try:
+                yield
+            finally:
+                busy = False
 
         def before(path: str, module: nn.Module, arguments: tuple, keywords: dict) -> None:
             if busy:
@@ -282,9 +298,11 @@ class Probe:
             if x is not None:
                 x = x.detach().clone() if getattr(module, "inplace", False) else x.detach()
             arrived.setdefault(path, []).append((x, edge))
+            if on_entry is not None:
+                with alone(), as_hook_error(path):
+                    on_entry(path, arguments, keywords)
 
         def after(path: str, module: nn.Module, arguments: tuple, keywords: dict, output: Any) -> Any:
-            nonlocal busy
             if busy:
                 return None
             x, edge = arrived[path].pop()
@@ -293,12 +311,8 @@ class Probe:
                 return None
             number = calls.get(path, 0)
             calls[path] = number + 1
-            busy = True
-            try:
-                with as_hook_error(path):
-                    changed = on_call(Call(path, number, module, x, edge, y))
-            finally:
-                busy = False
+            with alone(), as_hook_error(path):
+                changed = on_call(Call(path, number, module, x, edge, y))
             return changed if isinstance(output, Tensor) else None
 
         with ExitStack() as stack:
