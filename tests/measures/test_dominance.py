@@ -21,6 +21,9 @@ def test_by_hand() -> None:
 
 def test_bands() -> None:
     assert bands([32, 16, 16, 64]) == [range(16), range(16, 32), range(32, 64)]
+    many = bands(range(1, 100))
+    assert len(many) <= 4
+    assert (many[0].start, many[-1].stop) == (0, 99)
 
 
 def test_a_sample_of_all_has_no_error() -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Block:
     """A function of one tensor inside a network: a module, or several that follow each other in an nn.Sequential."""
 

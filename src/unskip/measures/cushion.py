@@ -154,16 +154,16 @@ def couples(block: Block) -> bool:
     )
 
 
-def interlayer(probe: Probe) -> tuple[dict[str, Estimate], tuple[str, ...]]:
+def interlayer(probe: Probe) -> tuple[dict[Block, Estimate], tuple[str, ...]]:
     """The interlayer cushion of every block, from its input to its output, on a few samples of the batch."""
-    found: dict[str, Estimate] = {}
+    found: dict[Block, Estimate] = {}
     missing: dict[str, str] = {}
     blocks = {block.start: block for block in blocks_of(probe.network)}
     samples = min(SAMPLES, probe.samples)
 
     def on_entry(path: str, arguments: tuple, keywords: dict) -> None:
         block = blocks.get(path)
-        if block is None or block.name in found or block.name in missing:
+        if block is None or block in found or block.name in missing:
             return
         x = arguments[0] if arguments else None
         if not isinstance(x, Tensor) or not x.is_floating_point() or len(arguments) > 1 or x.shape[0] != samples:
@@ -176,7 +176,7 @@ def interlayer(probe: Probe) -> tuple[dict[str, Estimate], tuple[str, ...]]:
             return
         value, error_of_mean = mean_of(cushion)
         estimated = spread[spread.isfinite()].square().sum().sqrt().item() / max(len(cushion), 1)
-        found[block.name] = Estimate(value, math.hypot(0 if math.isnan(error_of_mean) else error_of_mean, estimated))
+        found[block] = Estimate(value, math.hypot(0 if math.isnan(error_of_mean) else error_of_mean, estimated))
 
     with torch.no_grad(), probe.hooked(lambda call: None, on_entry=on_entry):
         probe.run(*probe.part(samples))
@@ -189,6 +189,18 @@ def interlayer(probe: Probe) -> tuple[dict[str, Estimate], tuple[str, ...]]:
     )
 
 
+def end_of(block: Block, probe: Probe) -> str:
+    """The name of the layer that puts out what a block puts out."""
+    paths = [path for path, module in probe.network.named_modules() if module in block.modules]
+    inside = [
+        layer
+        for layer in probe.layers
+        if any(layer.path == path or layer.path.startswith(f"{path}.") for path in paths)
+    ]
+    # A coder that later blocks share runs under the name of the first, but never in the trunk.
+    return next((layer.name for layer in reversed(inside) if layer.trunk), inside[-1].name if inside else block.name)
+
+
 def report(probe: Probe) -> Findings:
     layers = [(layer.name, kept) for layer in probe.layers if (kept := layer.kept["cushion"]) is not None]
     found, notes = interlayer(probe)
@@ -197,7 +209,11 @@ def report(probe: Probe) -> Findings:
             LAYER.series(
                 (name for name, _ in layers), (kept.value for _, kept in layers), (kept.error for _, kept in layers)
             ),
-            INTERLAYER.series(found, (kept.value for kept in found.values()), (kept.error for kept in found.values())),
+            INTERLAYER.series(
+                (end_of(block, probe) for block in found),
+                (kept.value for kept in found.values()),
+                (kept.error for kept in found.values()),
+            ),
         ),
         notes=notes,
     )

@@ -18,7 +18,8 @@ from unskip.measures.series import About, Findings
 
 NAN = float("nan")
 SAMPLES = 4  # of the batch
-CHANNELS = 8  # drawn from every band of channels; each costs a backward pass
+BANDS = 4  # of channels, at most
+CHANNELS = 8  # drawn from every band; each costs a backward pass
 
 DOMINANCE = About(
     name="dominance",
@@ -46,8 +47,12 @@ def dominant(own: Tensor, rest: Tensor) -> Tensor:
 
 
 def bands(widths: Sequence[int]) -> list[range]:
-    """Channels in bands between the widths that occur: 16, 32 and 64 make 0..15, 16..31 and 32..63."""
-    edges = [0, *sorted(set(widths))]
+    """Channels in bands between the widths that occur: 16, 32 and 64 make 0..15, 16..31 and 32..63.
+
+    Of many different widths (DenseNet) a few are taken, evenly, the largest among them.
+    """
+    known = sorted(set(widths), reverse=True)
+    edges = [0, *reversed(known[:: math.ceil(len(known) / BANDS)])]
     return [range(low, high) for low, high in pairwise(edges)]
 
 
@@ -124,15 +129,14 @@ def shares(
                 rest = channelwise(everything, layer, channel).double() - own
                 found[index].setdefault(band, []).append(dominant(own, rest).double().mean().item())
     values, errors = [], []
-    for bands_of_layer in found:
-        size = sum(len(band) for band in bands_of_layer)
-        values.append(sum(len(band) * mean(drawn) for band, drawn in bands_of_layer.items()) / size if size else NAN)
+    for drawn_from, limit in zip(found, widths, strict=True):
+        # Of each band the channels that this layer has.
+        sizes = {band: min(limit, band.stop) - band.start for band in drawn_from}
+        size = sum(sizes.values())
+        parts = [(sizes[band] / size, sizes[band], drawn) for band, drawn in drawn_from.items()]
+        values.append(sum(share * mean(drawn) for share, _, drawn in parts) if parts else NAN)
         errors.append(
-            math.sqrt(
-                sum((len(band) / size) ** 2 * sampling(drawn, len(band)) for band, drawn in bands_of_layer.items())
-            )
-            if size
-            else NAN
+            math.sqrt(sum(share**2 * sampling(drawn, count) for share, count, drawn in parts)) if parts else NAN
         )
     return captured.layers, values, errors
 
