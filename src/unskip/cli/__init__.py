@@ -7,6 +7,7 @@ from rich.console import Console
 
 from unskip.cli.demo import demo
 from unskip.cli.models import models
+from unskip.cli.reproduce import app as reproduce
 from unskip.cli.train import train
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(models)
+app.add_typer(reproduce, name="reproduce")
 app.command(context_settings={"ignore_unknown_options": True})(train)
 
 

@@ -1,0 +1,60 @@
+"""`unskip reproduce`: a figure or table of a paper, made again by one command."""
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from unskip.reproduce import REPRODUCTIONS, Reproduction, reproduce
+
+app = typer.Typer(
+    help="Makes a figure or table of the papers again, and a record of its numbers. Without a name: lists them.",
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _names(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        table = Table(caption="unskip reproduce NAME --help lists what can be set.")
+        for column in ("name", "source", "what it shows"):
+            table.add_column(column, no_wrap=column == "name")
+        for entry in REPRODUCTIONS.values():
+            table.add_row(entry.name, entry.source, entry.shows)
+        console = Console()
+        Console(width=None if console.is_terminal else 140).print(table)
+
+
+def _command(entry: Reproduction) -> Any:
+    """A command whose options are the fields of the reproduction's configuration."""
+    hints = get_type_hints(entry.config, include_extras=True)
+
+    def command(out: Path, record: Path | None, **fields: Any) -> None:
+        written = reproduce(entry.name, out=out, record=record, **fields)
+        for line in (*written.outcome.lines, *map(str, written.files)):
+            print(line)
+
+    def option(name: str, hint: Any, words: str, default: Any) -> inspect.Parameter:
+        annotation = Annotated[hint, typer.Option(help=words)]
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+    options = [
+        option("out", Path, "The folder of the picture.", Path("reproduced")),
+        option("record", Path | None, "The folder of the numbers; OUT unless given.", None),
+    ]
+    for field in dataclasses.fields(entry.config):
+        kind, words = hints[field.name].__origin__, hints[field.name].__metadata__[0]
+        options.append(option(field.name, kind, words[0].upper() + words[1:] + ".", field.default))
+    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in options}
+    command.__doc__ = f"{entry.source}: {entry.shows}."
+    return command
+
+
+for _entry in REPRODUCTIONS.values():
+    app.command(_entry.name)(_command(_entry))

@@ -1,0 +1,19 @@
+"""Reproduce: the papers' figures and tables, each by one command. One file each; importing it registers its name."""
+
+from unskip.reproduce import errata, noise_figure11, pnnh_figure1, seqnet_figure1, seqnet_figure5, seqnet_figure6
+from unskip.reproduce.registry import REPRODUCTIONS, Outcome, Reproduction, Written, reproduce, reproduction
+
+__all__ = [
+    "REPRODUCTIONS",
+    "Outcome",
+    "Reproduction",
+    "Written",
+    "errata",
+    "noise_figure11",
+    "pnnh_figure1",
+    "reproduce",
+    "reproduction",
+    "seqnet_figure1",
+    "seqnet_figure5",
+    "seqnet_figure6",
+]

@@ -1,0 +1,124 @@
+"""papers/pnnh.md, Figure 1: where networks lose their input, at initialisation.
+
+The paper scores layers by DISTS, the perceptual distance to the input image, which needs VGG-16's weights. Here two
+measures need none: `near_far`, whether a trifle of noise looks like another image, and `recovery`, how much of the
+image can be read off a layer.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torchvision.models import vgg19_bn
+
+from unskip.measures import near_far, record_outputs, recovery
+from unskip.measures.dissipation import NOISE, downscaled, sketch
+from unskip.models.cifar import cifar_resnet
+from unskip.reproduce.drawing import FAINT, OTHER, PLAIN, PNNH, RESIDUAL, dress, legend, panels
+from unskip.reproduce.images import load_set, sample_images
+from unskip.reproduce.registry import Outcome, reproduction
+from unskip.surgery import plainify
+
+LOST = 0.5  # near_far above which we call the input lost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure1:
+    """What can be set."""
+
+    depth: Annotated[int, "layers of the ResNet that is taken as it is, plain and as PNNH: 6N + 2"] = 56
+    images: Annotated[int, "test images, at least 16"] = 128
+    seeds: Annotated[int, "initialisations of each network"] = 3
+    dataset: Annotated[str, "digits, cifar10, cifar100, fashion_mnist or npz"] = "digits"
+    data: Annotated[Path | None, "where the data set lies; digits are embedded"] = None
+
+    def __post_init__(self) -> None:
+        if self.images < 16 or self.seeds < 1:
+            raise ValueError(
+                f"pnnh-figure1: images={self.images} must be at least 16, for recovery to say something, and "
+                f"seeds={self.seeds} at least 1."
+            )
+
+
+def networks(depth: int) -> dict[str, tuple[Callable[[], nn.Module], str]]:
+    """How each network is built, and its colour."""
+    return {
+        "VGG-19 (plain, BatchNorm)": (lambda: vgg19_bn(num_classes=10), OTHER),
+        f"plain, {depth} layers": (lambda: plainify(cifar_resnet(depth), "plain"), PLAIN),
+        f"ResNet-{depth}": (lambda: cifar_resnet(depth), RESIDUAL),
+        f"PNNH, {depth} layers": (lambda: plainify(cifar_resnet(depth), "pnnh"), PNNH),
+    }
+
+
+def outputs(network: nn.Module) -> list[tuple[int, str]]:
+    """(depth, module path) after each activation of a VGG, and after stem and blocks of a CIFAR network."""
+    features = getattr(network, "features", None)
+    if isinstance(features, nn.Sequential):
+        paths = [f"features.{i}" for i, module in enumerate(features) if isinstance(module, nn.ReLU)]
+        return list(enumerate(paths, start=1))
+    blocks = [f"layer{s}.{i}" for s in (1, 2, 3) for i in range(len(network.get_submodule(f"layer{s}")))]  # type: ignore[arg-type]
+    return [(1, "act1"), *((3 + 2 * i, path) for i, path in enumerate(blocks))]
+
+
+def losses(network: nn.Module, x: Tensor, noisy: Tensor) -> tuple[list[int], list[float], list[float]]:
+    """Depths, near_far and recovery at each output, BatchNorm with the statistics of the batch."""
+    depths, paths = zip(*outputs(network), strict=True)
+    clean, other = (record_outputs(network.train(), paths, images) for images in (x, noisy))
+    target = downscaled(x)
+    ratios = [near_far(clean[path], other[path]) for path in paths]
+    recovered = [recovery(sketch(clean[path].flatten(1), seed=0), target) for path in paths]
+    return list(depths), ratios, recovered
+
+
+@reproduction(
+    "pnnh-figure1",
+    source="papers/pnnh.md, Figure 1, section 3.1",
+    shows="where VGG-like, residual and PNNH networks lose their input, by two measures that need no weights",
+    config=Figure1,
+)
+def figure1(config: Figure1) -> Outcome:
+    """near_far and recovery against depth, one line a network, bands from the lowest to the highest initialisation."""
+    data = load_set(config.dataset, config.data)
+    x = sample_images(data, config.images, channels=3)
+    possible = recovery(sketch(x.flatten(1), seed=0), downscaled(x))
+    title = f"Where the input is lost, at initialisation ({config.images} test images of {data.name})"
+    figure, axes = panels(1, 2, size=(9.2, 3.8), title=title)
+    numbers: dict[str, object] = {"recovery from the images themselves": possible}
+    lines = []
+    for name, (build, colour) in networks(config.depth).items():
+        runs = []
+        for seed in range(config.seeds):
+            torch.manual_seed(seed)
+            network = build()
+            runs.append(losses(network, x, x + NOISE * x.std() * torch.randn_like(x)))
+        depth = np.array(runs[0][0])
+        for ax, curves in zip(
+            axes, (np.array([run[1] for run in runs]), np.array([run[2] for run in runs])), strict=True
+        ):
+            ax.fill_between(depth, curves.min(0), curves.max(0), color=colour, alpha=0.2, linewidth=0)
+            ax.plot(depth, curves.mean(0), "o-", color=colour, markersize=2.5, linewidth=1.2, label=name)
+        ratio, recovered = np.array([run[1] for run in runs]).mean(0), np.array([run[2] for run in runs]).mean(0)
+        lost = depth[ratio > LOST]
+        numbers[name] = {
+            "depth": depth.tolist(),
+            "near_far": [run[1] for run in runs],
+            "recovery": [run[2] for run in runs],
+        }
+        lines.append(
+            f"{name}: near/far {ratio[-1]:.3f} and recovery R² {recovered[-1]:.2f} at layer {depth[-1]} (n = "
+            f"{config.seeds}); near/far above {LOST} {f'from layer {lost[0]}' if len(lost) else 'nowhere'}."
+        )
+    axes[0].axhline(1, color=FAINT, linestyle=":", linewidth=1)
+    axes[0].text(1, 1.07, "noise moves an image as far as another image", fontsize=7.5, color=FAINT)
+    axes[1].axhline(possible, color=FAINT, linestyle=":", linewidth=1)
+    axes[1].text(depth[-1], possible, "from the images themselves", fontsize=7.5, color=FAINT, ha="right", va="bottom")
+    dress(axes[0], x="layers passed", y="near/far (1: the input is lost)", title="told apart from noise?", log_y=True)
+    dress(axes[1], x="layers passed", y="R² of the coarse image, read off the layer", title="still readable?")
+    axes[0].set_ylim(top=2)
+    axes[1].set_ylim(-0.03, 1)
+    legend(axes[0], loc="lower right")
+    return Outcome(lines=tuple(lines), numbers=numbers, figure=figure)

@@ -1,0 +1,108 @@
+"""The registry of reproductions: a table or figure of a paper, by name, with what can be set about it.
+
+A reproduction is a function from a configuration (a keyword-only frozen dataclass, whose fields are the command's
+options) to an `Outcome`. It computes and draws; `reproduce` writes the files.
+"""
+
+import dataclasses
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from matplotlib.figure import Figure
+
+from unskip.methods.registry import nearest
+from unskip.reproduce.drawing import save
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a reproduction found."""
+
+    lines: tuple[str, ...]  # what it shows, in sentences with its numbers; printed
+    numbers: dict[str, Any]  # everything that a reader may want to recompute; written as JSON
+    figure: Figure | None = None  # the picture, where it has one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """A table or figure that has a name."""
+
+    name: str
+    source: str  # paper and figure
+    shows: str  # in one line
+    config: type  # a keyword-only frozen dataclass
+    run: Callable[[Any], Outcome]
+
+
+REPRODUCTIONS: dict[str, Reproduction] = {}
+C = TypeVar("C")
+
+
+def reproduction(
+    name: str, *, source: str, shows: str, config: type[C]
+) -> Callable[[Callable[[C], Outcome]], Callable[[C], Outcome]]:
+    """Decorator: makes a function from `config` to Outcome known as `unskip reproduce NAME`."""
+
+    def register(run: Callable[[C], Outcome]) -> Callable[[C], Outcome]:
+        if name in REPRODUCTIONS:
+            raise ValueError(f"reproduction: the name {name!r} is taken; choose another.")
+        REPRODUCTIONS[name] = Reproduction(name=name, source=source, shows=shows, config=config, run=run)
+        return run
+
+    return register
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What a reproduction found, and where it lies."""
+
+    outcome: Outcome
+    files: tuple[Path, ...] = field(default=())
+
+
+def reproduce(name: str, *, out: Path, record: Path | None = None, **fields: Any) -> Written:
+    """Runs a reproduction and writes OUT/NAME.png and RECORD/NAME.json (RECORD is OUT unless given).
+
+    The record holds the numbers, the configuration, versions and the time taken.
+    """
+    if name not in REPRODUCTIONS:
+        raise ValueError(f"reproduce: there is no {name!r}.{nearest(name, list(REPRODUCTIONS))}")
+    entry = REPRODUCTIONS[name]
+    known = [option.name for option in dataclasses.fields(entry.config)]
+    for option in fields:
+        if option not in known:
+            raise ValueError(f"reproduce: {name} has no option {option!r}.{nearest(option, known)}")
+    config = entry.config(**fields)
+    record = record or out
+    for folder in (out, record):  # before the work, so that a wrong path costs nothing
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"reproduce: the folder {folder} can't be made: {error.strerror}.") from error
+    start = time.perf_counter()
+    outcome = entry.run(config)
+    about = {
+        "name": name,
+        "source": entry.source,
+        "shows": entry.shows,
+        "configuration": dataclasses.asdict(config),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "seconds": round(time.perf_counter() - start, 1),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "machine": platform.machine(),
+    }
+    numbers = record / f"{name}.json"
+    numbers.write_text(
+        json.dumps(about | {"findings": outcome.lines, "numbers": outcome.numbers}, indent=1, default=str)
+    )
+    files = [numbers]
+    if outcome.figure is not None:
+        files.insert(0, save(outcome.figure, out / f"{name}.png"))
+    return Written(outcome=outcome, files=tuple(files))

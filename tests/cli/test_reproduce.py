@@ -1,0 +1,30 @@
+"""`unskip reproduce`: lists, makes and refuses."""
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from unskip.cli import app
+from unskip.reproduce import REPRODUCTIONS
+
+
+def test_without_a_name_the_names_are_listed() -> None:
+    result = CliRunner().invoke(app, ["reproduce"])
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in REPRODUCTIONS)
+
+
+def test_a_figure_is_made_with_its_options(tmp_path: Path) -> None:
+    arguments = ["seqnet-figure1", "--repeats", "2", "--depth", "4", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, ["reproduce", *arguments])
+    assert result.exit_code == 0
+    assert "log-rate" in result.stdout
+    assert str(tmp_path / "seqnet-figure1.png") in result.stdout
+    assert (tmp_path / "seqnet-figure1.png").is_file()
+
+
+def test_a_wrong_name_option_or_value_is_refused() -> None:
+    assert CliRunner().invoke(app, ["reproduce", "seqnet-figure9"]).exit_code == 2
+    assert CliRunner().invoke(app, ["reproduce", "seqnet-figure1", "--repaets", "2"]).exit_code == 2
+    result = CliRunner().invoke(app, ["reproduce", "seqnet-figure1", "--repeats", "1"])
+    assert isinstance(result.exception, ValueError)

@@ -1,0 +1,1 @@
+"""Tests of the reproductions, at a size that runs in seconds."""

@@ -1,0 +1,66 @@
+"""papers/pnnh.md, Figure 1: where networks lose their input."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torchvision.models import vgg19_bn
+
+from unskip.models.cifar import cifar_resnet
+from unskip.reproduce import reproduce
+from unskip.reproduce.images import load_set, sample_images
+from unskip.reproduce.pnnh_figure1 import losses, outputs
+from unskip.surgery import plainify
+
+
+def test_outputs_are_in_order_of_depth() -> None:
+    resnet = outputs(cifar_resnet(20))
+    assert [depth for depth, _ in resnet] == [1, *range(3, 20, 2)]
+    assert resnet[-1] == (19, "layer3.2")
+    with torch.device("meta"):
+        vgg = outputs(vgg19_bn())
+    assert [depth for depth, _ in vgg] == list(range(1, 17))
+
+
+def test_a_plain_network_loses_its_input_and_pnnh_keeps_it() -> None:
+    x = sample_images(load_set("digits", None, size=16), 48, channels=3)
+    noisy = x + 0.01 * torch.randn_like(x)
+    lost = {}
+    for method in ("plain", "pnnh"):
+        torch.manual_seed(0)
+        _, ratio, recovered = losses(plainify(cifar_resnet(44), method), x, noisy)
+        lost[method] = (ratio[-1], recovered[-1])
+        assert ratio[0] < 0.1  # the stem knows
+        assert recovered[0] > 0.6
+    assert lost["plain"][0] > 0.5 > 0.3 > lost["pnnh"][0]
+    assert lost["plain"][1] < 0.2 < 0.4 < lost["pnnh"][1]
+
+
+def test_sample_images_are_standardised_spread_and_repeated(tmp_path: Path) -> None:
+    data = load_set("digits", None)
+    x = sample_images(data, len(data.test), channels=3)
+    assert x.shape[1:] == (3, 32, 32)
+    assert torch.equal(x[:, 0], x[:, 2])
+    assert abs(x.mean().item()) < 0.1
+    assert x.std().item() == pytest.approx(1, abs=0.1)
+    rgb = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+    np.savez(tmp_path / "set.npz", x_train=rgb, y_train=np.arange(40) % 4, x_test=rgb, y_test=np.arange(40) // 10)
+    some = load_set("npz", tmp_path / "set.npz", size=8)
+    assert sample_images(some, 4).shape == (4, 3, 8, 8)
+    with pytest.raises(ValueError, match="41 images are asked for and npz has 40"):
+        sample_images(some, 41)
+    with pytest.raises(ValueError, match="dataset='imagefolder' must be one of digits"):
+        load_set("imagefolder", tmp_path)
+
+
+@pytest.mark.full
+def test_the_figure_is_drawn(tmp_path: Path) -> None:
+    written = reproduce("pnnh-figure1", out=tmp_path, depth=20, images=24, seeds=1)
+    assert 10_000 < written.files[0].stat().st_size < 150_000
+    assert len(written.outcome.lines) == 4
+
+
+def test_what_a_user_gets_wrong_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="images=4 must be at least 16"):
+        reproduce("pnnh-figure1", out=tmp_path, images=4)

@@ -1,0 +1,62 @@
+"""The registry: names, files, and what a user can get wrong."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+
+from unskip.reproduce import REPRODUCTIONS, Outcome, reproduce, reproduction
+from unskip.reproduce.drawing import dress, panels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    times: Annotated[int, "how often"] = 2
+
+
+@pytest.fixture
+def small() -> object:
+    @reproduction("small", source="papers/none.md, Figure 0", shows="nothing", config=Config)
+    def run(config: Config) -> Outcome:
+        figure, (axes,) = panels(1, 1, size=(2, 2), title="small")
+        axes.plot([1, 10], [config.times, 3])
+        dress(axes, x="x", y="y", log_x=True)
+        return Outcome(lines=("done.",), numbers={"times": config.times}, figure=figure)
+
+    yield run
+    del REPRODUCTIONS["small"]
+
+
+def test_picture_and_record_are_written(small: object, tmp_path: Path) -> None:
+    written = reproduce("small", out=tmp_path / "a", record=tmp_path / "b", times=5)
+    assert written.files == (tmp_path / "a" / "small.png", tmp_path / "b" / "small.json")
+    assert written.files[0].read_bytes()[:4] == b"\x89PNG"
+    record = json.loads(written.files[1].read_text())
+    assert record["numbers"] == {"times": 5}
+    assert record["configuration"] == {"times": 5}
+    assert record["source"] == "papers/none.md, Figure 0"
+    assert {"versions", "date", "seconds"} <= record.keys()
+
+
+def test_the_same_numbers_give_the_same_picture(small: object, tmp_path: Path) -> None:
+    first, second = (reproduce("small", out=tmp_path / name).files[0].read_bytes() for name in "ab")
+    assert first == second
+
+
+def test_what_a_user_gets_wrong_is_said(small: object, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no 'smal'\. Did you mean 'small'"):
+        reproduce("smal", out=tmp_path)
+    with pytest.raises(ValueError, match=r"small has no option 'time'\. Did you mean 'times'"):
+        reproduce("small", out=tmp_path, time=3)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="can't be made"):
+        reproduce("small", out=tmp_path / "file")
+    with pytest.raises(ValueError, match="the name 'small' is taken"):
+        reproduction("small", source="", shows="", config=Config)(small)  # type: ignore[arg-type]
+
+
+def test_the_papers_figures_have_names() -> None:
+    wanted = {"seqnet-figure1", "seqnet-figure5", "seqnet-figure6", "noise-figure11", "pnnh-figure1", "errata"}
+    assert wanted <= REPRODUCTIONS.keys()
