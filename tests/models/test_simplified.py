@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import unskip
+from tests.models.test_plainness import additions, graph
 from unskip.models import dominant_paths, to_plain
 from unskip.models.simplified import (
     DominantBlock,
@@ -164,6 +165,11 @@ def test_a_gradient_stays_on_its_path() -> None:
     for i in (0, 17, 50):
         (gradient,) = torch.autograd.grad(final[i], a, retain_graph=True)
         assert set(gradient.abs().sum((0, 2, 3)).nonzero().flatten().tolist()) == {i % 16}
+
+
+@pytest.mark.parametrize(("name", "skips"), [("plain20", 0), ("dominant20", 0), ("resnet20", 18)])
+def test_the_traced_graph_adds_only_where_there_is_a_skip(name: str, skips: int) -> None:
+    assert len(additions(graph(unskip.create_model(f"simplified_{name}"), 32))) == skips
 
 
 def test_dominant_networks_are_small() -> None:

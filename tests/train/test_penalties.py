@@ -1,13 +1,16 @@
 """Penalties and constraints against values computed by hand, and against torch's own weight decay."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from unskip.models import create_model
-from unskip.train import MaxNorm, Orthogonal, Recipe, ShiftedDecay
+from tests.train.small import write_npz
+from unskip.models import create_model, dominant_paths, to_plain
+from unskip.models.simplified import simplified_net
+from unskip.train import MaxNorm, Orthogonal, Recipe, ShiftedDecay, run
 from unskip.train.optim import make_optimizer, recipe_groups
 from unskip.train.penalties import from_recipe, identity_shift, orthogonality, start_shift, unit_weights
 
@@ -156,3 +159,33 @@ def test_penalties_compose_to_their_sum() -> None:
     assert two.item() == pytest.approx(1.0 + 3.0)
     assert total([], network) is None
     assert math.isclose(Orthogonal(0.0)(network).item(), 0.0)
+
+
+def test_a_run_of_a_plain_network_under_decay_from_identity_is_the_residual_networks(tmp_path: Path) -> None:
+    """papers/noise-stability.md, 4.1, through a recipe: biases decay in the optimizer, weights in the penalty."""
+    data = write_npz(tmp_path / "bright.npz")
+    residual = simplified_net(5, residual=True, num_classes=4).double()
+    plain = to_plain(residual)
+    parted = to_plain(residual)
+    zero = Recipe(dataset="npz", precision="fp64", epochs=3, batch=12, lr=0.05, weight_decay=0.01, decay_all=True)
+    for name, net, recipe in (
+        ("residual", residual, zero), ("plain", plain, zero.replace(decay_from="identity")), ("parted", parted, zero),
+    ):  # fmt: skip
+        run(recipe.replace(device="cpu"), network=net, data_dir=data, out=tmp_path / name, silent=True)
+
+    def apart(net: nn.Module) -> float:
+        weights = zip(to_plain(residual).parameters(), net.parameters(), strict=True)
+        return max((p - q).abs().max().item() for p, q in weights)
+
+    assert apart(plain) < 1e-12
+    assert apart(parted) > 1e-4
+
+
+def test_identity_shift_of_dominant_paths() -> None:
+    """A kernel without an identity decays from 0, also where the general rule would see one."""
+    net = dominant_paths(simplified_net(5, residual=False), lower="dense")
+    shift = identity_shift(net)
+    assert shift["layer2.0.conv.weight"].sum() == 16
+    assert shift["layer2.0.lower.weight"].sum() == 0
+    assert shift["conv1.weight"].sum() == 0
+    assert dominant_paths(simplified_net(5, residual=False)).layer2[0].rho().sum() == 32
