@@ -5,7 +5,10 @@
 1. Select: each row at seven learning rates of the paper's range [0.0001-0.1], one seed, on nine tenths of the training
    images; the rate with the lowest validation error (eval mode, mean of the last three looks) is the row's.
 2. Final: each row at its rate, on all training images, three seeds, otherwise by the recipe `usps-plainnet-100`. Errors
-   are those of the last epoch, in eval mode. `--cosine` adds the same runs with the rate falling to 0.0001.
+   are those of the last epoch, in eval mode.
+
+The paper mentions no schedule. `--schedule constant` takes its range for rates to choose from; `cosine` also as the
+range that the rate falls through, from the chosen one to 0.0001.
 
 A 100-layer MLP of 300 units fills a hundredth of a large GPU, so networks train side by side (`Crowd`), each as
 `unskip.train.run` would train it alone; tests/benchmarks/test_plainnet_table2.py compares the two in float64.
@@ -16,7 +19,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +38,7 @@ from unskip.train.sets import DataSet, Split, load
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # the paper's range, two to a decade
 SEEDS = (0, 1, 2)
-LOWEST = 1e-4  # where --cosine ends: the lower end of the range
+LOWEST = 1e-4  # where a falling rate ends: the lower end of the range
 EPS, MOMENTUM = 1e-5, 0.1  # of nn.BatchNorm1d
 
 
@@ -273,20 +276,22 @@ class Crowd:
         columns = [made[recipe.lr, recipe.schedule] for recipe in self.recipes]
         return torch.tensor(columns, dtype=self.dtype).T.contiguous().to(self.device)
 
-    def train(self, look: Callable[[int], None]) -> None:
-        """All epochs of the recipes. `look` is called with the number of each epoch that is over."""
-        rates, steps, batch = self.rates(), self.feed.steps, self.one.batch
+    def train(self) -> Iterator[int]:
+        """All epochs of the recipes; yields the number of each one that is over (on a GPU: that is queued)."""
+        rates, steps = self.rates(), self.feed.steps
+        seeds = list(self.feeds)
+        orders = torch.stack([
+            torch.cat([self.feeds[seed].order(epoch) for epoch in range(self.one.epochs)]).view(-1, self.one.batch)
+            for seed in seeds
+        ], 1).to(self.device)  # (all steps, seeds, batch)  # fmt: skip
+        mine = torch.tensor([seeds.index(recipe.seed) for recipe in self.recipes], device=self.device)
         for epoch in range(self.one.epochs):
-            orders = {seed: feed.order(epoch).view(steps, batch) for seed, feed in self.feeds.items()}
-            index = torch.stack([orders[recipe.seed] for recipe in self.recipes], 1).to(
-                self.device
-            )  # (steps, N, batch)
-            for step in range(steps):
-                self.index.copy_(index[step])
+            for _ in range(steps):
+                torch.index_select(orders[self.done], 0, mine, out=self.index)
                 self.lr.copy_(rates[self.done])
                 self.update() if self.graph is None else self.graph.replay()
                 self.done += 1
-            look(epoch + 1)
+            yield epoch + 1
 
 
 COMPILED = tuple(torch.compile(f) for f in (normed_layer, bare_layer, descend_hidden))
@@ -295,42 +300,66 @@ COMPILED = tuple(torch.compile(f) for f in (normed_layer, bare_layer, descend_hi
 # ---------------------------------------------------------------- the experiment
 
 
+class Curves:
+    """What is seen of a crowd while it trains, and its results at the end. Errors in percent, None: diverged."""
+
+    def __init__(self, part: list[tuple[Row, Recipe]], data: DataSet, device: torch.device) -> None:
+        self.part, self.split = part, "test" if data.val is None else "val"
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.crowd = Crowd([recipe for _, recipe in part], data, device, torch.float32)
+        self.epochs: list[int] = []
+        self.losses: list[list[float | None]] = []
+        self.errors: list[list[float | None]] = []
+
+    def look(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+        self.losses.append([number(v, 4) for v in self.crowd.loss.tolist()])
+        self.errors.append([number(v) for v in self.crowd.error(self.split)])
+
+    def results(self) -> list[dict[str, Any]]:
+        """After the last look, which waited for the last epoch."""
+        train = self.crowd.error("train")
+        return [
+            {
+                "row": row.name, "lr": recipe.lr, "schedule": recipe.schedule, "seed": recipe.seed,
+                "epochs": recipe.epochs, "train_error": number(train[i]), f"{self.split}_error": self.errors[-1][i],
+                "curve": {
+                    "epoch": self.epochs,
+                    "loss": [losses[i] for losses in self.losses],
+                    self.split: [errors[i] for errors in self.errors],
+                },
+            }
+            for i, (row, recipe) in enumerate(self.part)
+        ]  # fmt: skip
+
+
 def side_by_side(
     jobs: list[tuple[Row, Recipe]], data: DataSet, device: torch.device, say: Callable[[str], None], look_every: int
 ) -> list[dict[str, Any]]:
-    """Trains all jobs, those with BatchNorm and those without as one crowd each. Errors in percent, None: diverged."""
-    results = []
-    split = "test" if data.val is None else "val"
-    for norm in (True, False):
-        part = [(row, recipe) for row, recipe in jobs if row.norm is norm]
-        if not part:
-            continue
-        began = time.perf_counter()
-        crowd = Crowd([recipe for _, recipe in part], data, device, torch.float32)
-        epochs = crowd.one.epochs
-        built = time.perf_counter()
-        curves: dict[str, list[list[float | None]]] = {"epoch": [], "loss": [], split: []}
-
-        def look(epoch: int, crowd: Crowd = crowd, curves: dict[str, Any] = curves, epochs: int = epochs) -> None:
-            if epoch % look_every == 0 or epoch == epochs:
-                curves["epoch"].append(epoch)
-                curves["loss"].append([number(v, 4) for v in crowd.loss.tolist()])
-                curves[split].append([number(v) for v in crowd.error(split)])
-
-        crowd.train(look)
-        train = crowd.error("train")
-        seconds = time.perf_counter() - built
-        say(
-            f"{len(part)} networks {'with' if norm else 'without'} BatchNorm, {epochs} epochs: {seconds:.1f} s "
-            f"({1000 * seconds / crowd.done:.2f} ms a step), {built - began:.1f} s before the first step"
-        )
-        for i, (row, recipe) in enumerate(part):
-            results.append({
-                "row": row.name, "lr": recipe.lr, "schedule": recipe.schedule, "seed": recipe.seed, "epochs": epochs,
-                "train_error": number(train[i]), f"{split}_error": curves[split][-1][i],
-                "curve": {"epoch": curves["epoch"], **{k: [v[i] for v in curves[k]] for k in ("loss", split)}},
-            })  # fmt: skip
-        del crowd
+    """Trains all jobs: those with BatchNorm are one crowd, those without another, on a GPU at the same time."""
+    began = time.perf_counter()
+    parts = [[(row, recipe) for row, recipe in jobs if row.norm is norm] for norm in (True, False)]
+    crowds = [Curves(part, data, device) for part in parts if part]
+    built = time.perf_counter()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # what was made on the main stream is there for the others
+    total = jobs[0][1].epochs
+    runs = [(each, each.crowd.train()) for each in crowds]
+    for epoch in range(1, total + 1):
+        for each, run in runs:
+            with torch.cuda.stream(each.stream):
+                next(run)
+        if epoch % look_every == 0 or epoch == total:
+            for each in crowds:
+                with torch.cuda.stream(each.stream):
+                    each.look(epoch)
+    results = [result for each in crowds for result in each.results()]
+    seconds = time.perf_counter() - built
+    sizes = " and ".join(f"{len(each.part)} {'with' if each.crowd.norm else 'without'} BatchNorm" for each in crowds)
+    say(
+        f"networks: {sizes}; {total} epochs in {seconds:.1f} s, {1000 * seconds / crowds[0].crowd.done:.2f} ms a step, "
+        f"{built - began:.1f} s before the first one"
+    )
     return results
 
 
@@ -343,19 +372,21 @@ def select(results: list[dict[str, Any]]) -> dict[str, float]:
     best: dict[str, float] = {}
     for row in ROWS:
         mine = [r for r in results if r["row"] == row.name]
+        if not mine:
+            continue
         score = [statistics.fmean(100.0 if e is None else e for e in r["curve"]["val"][-3:]) for r in mine]
         best[row.name] = mine[score.index(min(score))]["lr"]
     return best
 
 
-def table(final: list[dict[str, Any]], schedule: str) -> str:
+def table(final: list[dict[str, Any]]) -> str:
     """Markdown: the paper's errors beside ours, mean and range over seeds."""
     lines = [
         "| components | paper: train / test error % | rate | our train error % (range) | our test error % (range) |",
         "|---|---:|---:|---:|---:|",
     ]
     for row in ROWS:
-        mine = [r for r in final if r["row"] == row.name and r["schedule"] == schedule]
+        mine = [r for r in final if r["row"] == row.name]
         if not mine:
             continue
         cells = []
@@ -411,7 +442,8 @@ def main() -> None:
     parser.add_argument("--select-epochs", type=int, default=100)
     parser.add_argument("--epochs", type=int, default=300)
     parser.add_argument("--depth", type=int, default=100)
-    parser.add_argument("--cosine", action="store_true", help="add final runs with a falling rate")
+    parser.add_argument("--schedule", choices=("constant", "cosine"), default="constant")
+    parser.add_argument("--rows", nargs="*", default=[row.name for row in ROWS], help="only these rows")
     parser.add_argument("--prove", action="store_true", help="only time a step and check it")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -424,7 +456,11 @@ def main() -> None:
         print(lines[-1], flush=True)
         (args.out / "log.txt").write_text("\n".join(lines) + "\n")
 
-    base = load_recipe("usps-plainnet-100", options={"depth": args.depth}, schedule="constant")
+    rows = [row for row in ROWS if row.name in args.rows]
+    if len(rows) != len(set(args.rows)):
+        raise ValueError(f"--rows {args.rows}: the rows are {', '.join(repr(row.name) for row in ROWS)}.")
+    end = LOWEST if args.schedule == "cosine" else 0.0
+    base = load_recipe("usps-plainnet-100", options={"depth": args.depth}, schedule=args.schedule, min_lr=end)
     about: dict[str, Any] = {
         "unskip": unskip.__version__,
         "torch": torch.__version__,
@@ -443,21 +479,15 @@ def main() -> None:
     def write() -> None:
         (args.out / "results.json").write_text(json.dumps(about, indent=None, separators=(",", ":")) + "\n")
 
-    jobs = [(row, row.recipe(choosing, lr=lr)) for row in ROWS for lr in RATES]
+    jobs = [(row, row.recipe(choosing, lr=lr)) for row in rows for lr in RATES]
     about["select"] = side_by_side(jobs, load(choosing, args.data), device, say, max(1, args.select_epochs // 20))
     best = about["rates"] = select(about["select"])
     write()
     say(f"rates: {best}")
     last = base.replace(epochs=args.epochs, val_fraction=0.0)
-    data = load(last, args.data)
-    schedules = {"constant": 0.0, **({"cosine": LOWEST} if args.cosine else {})}  # and where they end
-    jobs = [
-        (row, row.recipe(last, lr=best[row.name], seed=seed, schedule=schedule, min_lr=end))
-        for schedule, end in schedules.items() for row in ROWS for seed in SEEDS
-    ]  # fmt: skip
-    about["final"] = side_by_side(jobs, data, device, say, max(1, args.epochs // 30))
-    for schedule in schedules:
-        say(f"{schedule}\n{table(about['final'], schedule)}")
+    jobs = [(row, row.recipe(last, lr=best[row.name], seed=seed)) for row in rows for seed in SEEDS]
+    about["final"] = side_by_side(jobs, load(last, args.data), device, say, max(1, args.epochs // 30))
+    say(f"{args.schedule}\n{table(about['final'])}")
     about["seconds"] = round(time.perf_counter() - began, 1)
     write()
 
