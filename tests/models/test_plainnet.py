@@ -170,6 +170,6 @@ def test_the_recipes_are_the_papers() -> None:
 def test_the_usps_recipe_trains(tmp_path: object) -> None:
     """The recipe with its BatchNorm, leaky units and max-norm learns scikit-learn's digits, a few layers deep."""
     options = {"depth": 8, "width": 64, "img_size": 8}
-    recipe = load_recipe("usps-plainnet-100", dataset="digits", epochs=4, options=options, device="cpu")
+    recipe = load_recipe("usps-plainnet-100", dataset="digits", epochs=4, lr=0.01, options=options, device="cpu")
     result = run(recipe, out=tmp_path / "run", silent=True)  # type: ignore[operator]
     assert result.test_error < 15
