@@ -82,9 +82,11 @@ def test_a_small_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert networks["pnnh"]["trained_parameters"] < 0.6 * networks["plain"]["trained_parameters"]
     assert (networks["pnnh"]["skips"], networks["residual"]["skips"]) == ("none", "all")
     check_files(out)
+    assert (out / "doctor.html").read_text().count('<article class="verdict') == 2
     shown = capsys.readouterr().out
     assert "test error" in shown
     assert str(out / "index.html") in shown
+    assert str(out / "doctor.html") in shown
     left = {p.name for p in out.iterdir()}
     demo.clear(out)  # a second demo starts from here: runs are gone, nothing else
     assert {p.name for p in out.iterdir()} == left

@@ -6,6 +6,7 @@ import typer
 from rich.console import Console
 
 from unskip.cli.demo import demo
+from unskip.cli.doctor import doctor
 from unskip.cli.models import models
 from unskip.cli.reproduce import app as reproduce
 from unskip.cli.train import train
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.command()(doctor)
 app.command()(models)
 app.add_typer(reproduce, name="reproduce")
 app.command(context_settings={"ignore_unknown_options": True})(train)

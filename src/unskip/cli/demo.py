@@ -12,6 +12,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where the picture and the page go.")] = Path("unskip-demo"),
 ) -> None:
     """Trains a 56-layer network three ways (plain, PNNH, residual) on a CPU and shows why the plain one fails."""
+    from unskip.doctor.examine import examine_demo
     from unskip.train import demo as story
     from unskip.train.demo_view import View, table
 
@@ -20,4 +21,5 @@ def demo(
         told = story.tell(seed, out, view.show)
     picture, page = story.write(told, out)
     view.console.print(table(told))
-    print(f"Picture: {picture}\nPage:    {page}")
+    doctor = examine_demo(seed, out)
+    print(f"Picture: {picture}\nPage:    {page}\nDoctor:  {doctor}")

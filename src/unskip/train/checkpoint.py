@@ -26,22 +26,26 @@ FORMAT = "unskip-checkpoint-1"
 Resume = Literal["never", "auto"]
 
 
+GO_ON = "What was saved before is untouched; make room or choose another folder (--out), and go on with --resume auto."
+START_ANEW = "Nothing was changed. Put the right file there, or start anew in another folder (--out)."
+
+
 @contextmanager
-def explained(what: str, path: Path) -> Iterator[None]:
+def explained(what: str, path: Path, *, command: str = "train", way_out: str = GO_ON) -> Iterator[None]:
     """Turns what the file system refuses into a sentence."""
     try:
         yield
     except OSError as error:
-        raise ValueError(
-            f"train: {what} {path} can't be written: {error.strerror or error}. What was saved before "
-            "is untouched; make room or choose another folder (--out), and go on with --resume auto."
-        ) from error
+        reason = error.strerror or error
+        raise ValueError(f"{command}: {what} {path} can't be written: {reason}. {way_out}") from error
 
 
-def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+def write_atomically(
+    path: Path, write: Callable[[BinaryIO], Any], *, command: str = "train", way_out: str = GO_ON
+) -> None:
     """Writes a file beside `path` and renames it: a kill or a full disk at any moment leaves the old one whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with explained("the file", path):
+    with explained("the file", path, command=command, way_out=way_out):
         try:
             with open(temporary, "wb") as file:
                 write(file)
@@ -120,25 +124,30 @@ class RunFolder:
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """A checkpoint that has been checked: whole, and one of ours. No code in it can run."""
-    foreign = f"train: {path} is no checkpoint of unskip"
-    way_out = "Nothing was changed. Put the right file there, or start anew in another folder (--out)."
+    state = read_torch_file(path)
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        kind = state.get("format", "other keys") if isinstance(state, dict) else type(state).__name__
+        raise ValueError(
+            f"train: {path} is no checkpoint of unskip: it holds {kind!r} where {FORMAT!r} is expected. {START_ANEW}"
+        )
+    return state
+
+
+def read_torch_file(path: Path, *, command: str = "train", way_out: str = START_ANEW) -> Any:
+    """What torch.save wrote, if the file is whole and holds nothing but tensors and plain values."""
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch.load does not look at checksums
         if damaged is not None:
-            raise ValueError(f"train: {path} is damaged: the checksum of {damaged} is wrong. {way_out}")
-        state = torch.load(path, map_location="cpu", weights_only=True)
+            raise ValueError(f"{command}: {path} is damaged: the checksum of {damaged} is wrong. {way_out}")
+        return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise ValueError(f"train: {path} can't be read: {error.strerror or error}. {way_out}") from error
+        raise ValueError(f"{command}: {path} can't be read: {error.strerror or error}. {way_out}") from error
     except zipfile.BadZipFile as error:
-        raise ValueError(f"train: {path} is damaged, or no checkpoint at all: {error}. {way_out}") from error
+        raise ValueError(f"{command}: {path} is damaged, or no checkpoint at all: {error}. {way_out}") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, AttributeError, IndexError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{foreign}, or damaged: {reason} {way_out}") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        kind = state.get("format", "other keys") if isinstance(state, dict) else type(state).__name__
-        raise ValueError(f"{foreign}: it holds {kind!r} where {FORMAT!r} is expected. {way_out}")
-    return state
+        raise ValueError(f"{command}: {path} is no checkpoint of unskip, or damaged: {reason} {way_out}") from error
 
 
 def check_same(found: dict[str, Any], asked: dict[str, Any], what: str, path: Path) -> None:

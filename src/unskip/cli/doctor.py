@@ -1,0 +1,62 @@
+"""`unskip doctor`: will a network train, and if not, why."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def doctor(
+    network: Annotated[
+        str,
+        typer.Argument(
+            help="A name of `unskip models` or of timm, torchvision:NAME, package.module:function, or a checkpoint (or "
+            "the folder) of a run of `unskip train`."
+        ),
+    ],
+    method: Annotated[str, typer.Option(help="Make it skip-free with this method first: plain, pnnh, ...")] = "",
+    against: Annotated[str | None, typer.Option(help="A second network to compare it with, given likewise.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="A state dict for the network (.pt, .safetensors).")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="What it is shown: digits, noise, a .npz file, or a folder (CIFAR, Fashion-MNIST, classes of images, "
+            "or just images). Digits unless given, brought to the network's size; noise where no image fits."
+        ),
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Inputs; 64 unless given, 16 above 64 px.")] = None,
+    input_size: Annotated[str | None, typer.Option(help="Shape of one input, for instance 3x32x32.")] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, of the images taken, and of what measuring draws.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write the report as a page, for instance report.html.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of a table.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite OUT if it is there already.")] = False,
+) -> None:
+    """Looks into a network before it is trained: what happens to the signal and the gradient, and what that means.
+
+    Exit codes: 0 there is an answer, whatever it is; 2 something that you gave is wrong.
+    """
+    # Training's modules take seconds to import, and other commands don't need them.
+    from unskip.doctor.examine import Showing, check_free, examine
+    from unskip.doctor.report import as_json
+    from unskip.doctor.table import table, verdict_lines
+
+    check_free(out, force)
+    showing = Showing(data=data, batch_size=batch_size, input_size=input_size, seed=seed)
+    console = Console(stderr=True)
+    with console.status(f"Looking into {network} ..."):
+        report = examine(network, showing, method=method, weights=weights)
+        other = None if against is None else examine(against, showing)
+    if out is not None:
+        report.to_html(out, against=other)
+    if json:
+        print(as_json(report, other))
+        return
+    reports = [report] if other is None else [report, other]
+    # Off a terminal nobody sees the width, and a wrapped table can't be read by programs.
+    shown_on = Console(width=None if Console().is_terminal else 140, highlight=False)
+    for each in reports:
+        shown_on.print(verdict_lines(each))
+    shown_on.print(table(reports))
+    if out is not None:
+        print(f"Page: {out}")

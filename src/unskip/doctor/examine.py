@@ -1,0 +1,78 @@
+"""What `unskip doctor` does: a network from a word, a batch for it, a report."""
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from unskip.doctor.loading import load_batch, load_network
+from unskip.doctor.report import Report, diagnose
+from unskip.train import demo
+from unskip.train.feed import make_feed
+from unskip.train.recipe import load_recipe
+from unskip.train.rng import seeded
+from unskip.train.runner import build_network
+from unskip.train.sets import load
+
+
+@dataclass(frozen=True, kw_only=True)
+class Showing:
+    """What networks are shown; None leaves it to the network."""
+
+    data: str | None = None  # digits, noise, or a path
+    batch_size: int | None = None
+    input_size: str | None = None  # of one input, for instance "3x32x32"
+    seed: int = 0  # of weights, of the images taken, and of what measuring draws
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"doctor: --seed {self.seed} must not be negative.")
+
+
+def examine(word: str, showing: Showing, *, method: str = "", weights: Path | None = None) -> Report:
+    """The report of a network that is given in words, as `unskip doctor` takes them."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does, so that a module in the current folder is found
+    seed = showing.seed
+    shape = None if showing.input_size is None else parse_shape(showing.input_size)
+    subject = load_network(word, method=method, weights=weights, input_size=shape, seed=seed)
+    batch = load_batch(subject, showing.data, size=showing.batch_size, seed=seed)
+    return diagnose(subject.network, batch.images, batch.targets, name=subject.name, data=batch.words, seed=seed)
+
+
+def examine_demo(seed: int, out: Path) -> Path:
+    """The doctor's page for the demo: its plain network beside PNNH, as they are before their first update."""
+    recipe = load_recipe(demo.RECIPE, seed=seed)
+    data = load(recipe)
+    images, targets = next(make_feed(data, recipe, device=torch.device("cpu")).batches(0, 0))
+    reports = {}
+    for way in demo.WAYS:
+        if way.key in ("plain", "pnnh"):
+            with seeded(seed):
+                network = build_network(recipe.replace(network=way.network), data)
+            words = "the demo's first batch of digits"
+            reports[way.key] = diagnose(network, images, targets, name=way.network, data=words, seed=seed)
+    page = out / "doctor.html"
+    reports["plain"].to_html(page, against=reports["pnnh"])
+    return page
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """`3x32x32` as (3, 32, 32)."""
+    if not re.fullmatch(r"[1-9]\d*([x,][1-9]\d*)*", text):
+        raise ValueError(f"doctor: --input-size {text!r} must be whole numbers, for instance 3x32x32 or 784.")
+    return tuple(int(part) for part in re.split("[x,]", text))
+
+
+def check_free(out: Path | None, force: bool) -> None:
+    """Refuses a page that could not be written, before half a minute goes into measuring."""
+    if out is None:
+        return
+    if out.is_dir():
+        raise ValueError(f"doctor: --out {str(out)!r} is a folder; name a file in it, for instance report.html.")
+    if out.exists() and not force:
+        raise ValueError(f"doctor: {str(out)!r} is there already. Choose another --out, or overwrite it with --force.")
+    if not out.parent.is_dir():
+        raise ValueError(f"doctor: the folder {str(out.parent)!r} of --out does not exist. Make it first.")

@@ -1,0 +1,83 @@
+"""`unskip doctor`, from words to a page."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from unskip.cli import app, main
+from unskip.doctor.page import LIMIT
+
+
+def test_a_page_a_table_and_an_answer(tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    words = [
+        "doctor",
+        "resnet20",
+        "--method",
+        "plain",
+        "--against",
+        "resnet20",
+        "--batch-size",
+        "16",
+        "--out",
+        str(out),
+    ]
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert "resnet20, plain" in result.stdout
+    assert "near far" in result.stdout
+    assert "scikit-learn's digits, brought to 32 x 32 px, 16 x 3 x 32 x 32" in result.stdout
+    assert f"Page: {out}" in result.stdout.replace("\n", "")
+    page = out.read_text()
+    assert len(page.encode()) < LIMIT
+    assert page.count('<article class="verdict') == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_json_on_stdout_is_json_alone() -> None:
+    words = ["doctor", "tests.doctor.small:mlp", "--json", "--seed", "3"]
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    read = json.loads(result.stdout)
+    assert read["name"] == "tests.doctor.small:mlp"
+    assert read["batch"] == [64, 64]
+    assert read["verdict"]["fate"] in ("trains", "doubtful", "fails")
+    again = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert again.stdout == result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["resnet111"], "there is no network named 'resnet111'"),
+        (["resnet20", "--out", "there.html"], "'there.html' is there already"),
+        (["resnet20", "--seed", "-1"], "--seed -1 must not be negative"),
+        (["resnet20", "--method", "pnhh"], "Did you mean 'pnnh'?"),
+        (["tests.doctor.small:mlp", "--input-size", "63"], "can't read a batch of shape 2x63"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence_and_code_2(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.html").write_text("old")
+    monkeypatch.setattr(sys, "argv", ["unskip", "doctor", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    shown = capsys.readouterr()
+    assert sentence in shown.err.replace("\n", " ")
+    assert not shown.out
+    assert (tmp_path / "there.html").read_text() == "old"
+
+
+def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mynet.py").write_text(
+        "from torch import nn\ndef build():\n    return nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])  # as in an installed program
+    result = CliRunner().invoke(app, ["doctor", "mynet:build"], catch_exceptions=False)
+    assert "mynet:build" in result.stdout

@@ -1,0 +1,105 @@
+"""Reports: what `unskip.diagnose` gives, as values, JSON and text."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+import unskip
+from tests.doctor.reports import report
+from unskip.doctor.table import sparkline, table, verdict_lines
+
+
+def deep(depth: int, gain: float) -> nn.Module:
+    """A tanh network whose weights are `gain` times those that keep the signal's size."""
+    layers: list[nn.Module] = []
+    for _ in range(depth):
+        linear = nn.Linear(32, 32)
+        nn.init.normal_(linear.weight, std=gain / math.sqrt(32))
+        nn.init.zeros_(linear.bias)
+        layers += [linear, nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(32, 10))
+
+
+def test_diagnose_measures_judges_and_leaves_the_network_alone() -> None:
+    net = deep(12, 0.05)
+    images = torch.randn(32, 32)
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    found = unskip.diagnose(net, images, torch.arange(32) % 10, name="fading")
+    assert found.name == "fading"
+    assert found.verdict.fate == "fails"  # the signal shrinks to 0.05^12
+    assert found.verdict.layer in {layer.name for layer in found.measured.layers}
+    assert found.parameters == 12 * (32 * 32 + 32) + 330
+    assert found.batch == (32, 32)
+    variance = found.measured.series["activation_variance"]
+    assert variance.values[0] > 1e6 * min(variance.values[-10:-1])
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    assert not any(module._forward_hooks for module in net.modules())
+    assert unskip.diagnose(nn.Sequential(nn.Linear(32, 4)), images).name == "Sequential"
+
+
+def test_wrong_arguments_get_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"diagnose: net='resnet18' is not an nn.Module; build the network first"):
+        unskip.diagnose("resnet18", torch.zeros(2, 3))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"diagnose: images must be a tensor \(B, ...\), not list"):
+        unskip.diagnose(nn.Linear(3, 3), [1, 2])  # type: ignore[arg-type]
+
+
+def test_json_holds_everything(tmp_path: Path) -> None:
+    one, other = report("one"), report("two", fate="trains", suspect=None)
+    one.to_json(tmp_path / "report.json", against=other)
+    read = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)  # NaN is not JSON
+    assert read["against"]["name"] == "two"
+    assert read["verdict"]["fate"] == "fails"
+    assert read["verdict"]["layer"] == "layer5.conv"
+    assert read["numbers"] == {"loss": 2.3, "nothing": None, "endless": "inf"}
+    assert read["series"]["gradient_norm"]["values"][:5] == [0.0, "inf", None, "-inf", 1e-4]
+    assert read["series"]["odd_measure"]["errors"] == [0.05] * 6
+    assert read["layers"][3] == {
+        "name": "layer3.conv", "kind": "conv", "parameters": 9, "shape": [8, 4, 4], "trunk": True
+    }  # fmt: skip
+    assert read["notes"] == list(one.measured.notes)
+
+
+def text(*what: object, width: int = 100) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(*what)
+    return console.export_text()
+
+
+def test_the_table_shows_course_and_ends() -> None:
+    shown = text(report().table)
+    (line,) = [line for line in shown.splitlines() if "near far" in line]
+    assert line.split()[2:] == ["▁▁▁▁▁▂▂▂▃▄▆█", "1", "86.5", "1", "86.5"]
+    (line,) = [line for line in shown.splitlines() if "gradient norm" in line]
+    assert line.split()[-4:] == ["0", "1e+03", "-inf", "inf"]
+    (line,) = [line for line in shown.splitlines() if "nothing" in line]
+    assert line.split() == ["nothing", "-", "-", "-", "-"]
+
+
+def test_two_networks_in_one_table_share_a_scale() -> None:
+    shown = text(table([report("[red]one"), report("two", scale=1e-3)]))
+    lines = [line.split() for line in shown.splitlines() if "▁" in line]
+    assert lines[0][:3] == ["near", "far", "[red]one"]  # text, not rich's markup
+    assert lines[1] == ["two", "▁" * 12, "0.001", "0.0865"]
+
+
+def test_the_verdict_in_a_terminal() -> None:
+    shown = text(verdict_lines(report("[bold]net", fate="doubtful")))
+    assert shown.splitlines()[0] == "? Doubtful  [bold]net  (how sure: 75 %)"
+    assert "[bold]net will do what it will do." in shown
+    assert "- Use <b>fewer</b> layers." in shown
+    assert "Looked at with noise, 8 x 3 x 4 x 4." in shown
+
+
+def test_a_sparkline_is_as_long_as_it_has_room_and_values() -> None:
+    series = report().measured.series
+    assert len(sparkline(series["near_far"], width=5)) == 5
+    assert len(sparkline(series["odd_measure"])) == 6
+    assert sparkline(series["nothing"]) == ""
+    bars = sparkline(series["gradient_norm"])  # zero at the foot, infinity at the top, nothing for NaN
+    assert (bars[0], bars[1], bars[2], bars[3], bars[-1]) == ("▁", "█", " ", "▁", "█")
