@@ -117,3 +117,21 @@ def test_rows_and_table(script: ModuleType) -> None:
     (line,) = script.table(final).splitlines()[2:]
     assert "84.56 / 83.21" in line
     assert "5.25 (5.00 to 5.50) 1 of 3 diverged" in line
+
+
+def test_both_crowds_and_their_curves(script: ModuleType) -> None:
+    """Rows with and without BatchNorm in one call: each job has its result, and a look at the end of each epoch."""
+    data = load(BASE)
+    jobs = [(row, row.recipe(BASE.replace(precision="fp32"), lr=0.01)) for row in script.ROWS[2:4]]
+    said: list[str] = []
+    results = script.side_by_side(jobs, data, torch.device("cpu"), said.append, look_every=1)
+    assert {result["row"] for result in results} == {"max-norm", "BN + LReLU"}
+    for result in results:
+        row = next(row for row in script.ROWS if row.name == result["row"])
+        crowd = script.Crowd([row.recipe(BASE, lr=0.01)], data, torch.device("cpu"), torch.float32)
+        errors = [crowd.error("val")[0] for _ in crowd.train()]
+        assert result["curve"]["epoch"] == [1, 2]
+        assert result["curve"]["val"] == pytest.approx(errors, abs=1.0)
+        assert result["val_error"] == result["curve"]["val"][-1]
+        assert result["train_error"] == pytest.approx(crowd.error("train")[0], abs=1.0)
+    assert "1 with BatchNorm and 1 without BatchNorm; 2 epochs" in said[0]
