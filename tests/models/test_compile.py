@@ -12,11 +12,17 @@ import torch
 from timm.layers import DropPath
 
 from tests.models.test_every_name import create, images
+from unskip.models.registry import RIVALS as METHODS
 
 FAMILIES = ["pnnh_resnet20", "pnnh_wrn16_8", "pnnh_resnet18", "pnnh_resnet50", "pnnh_mobilenetv2", "pnnh_vit_tiny"]
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "plain_resnet20", pytest.param("pnnh_swin_tiny", marks=pytest.mark.full)])
+RIVALS = [pytest.param(f"{method}_resnet20", marks=pytest.mark.full) for method in METHODS]
+
+
+@pytest.mark.parametrize(
+    "name", [*FAMILIES, "plain_resnet20", pytest.param("pnnh_swin_tiny", marks=pytest.mark.full), *RIVALS]
+)
 def test_compiles_to_one_graph(name: str) -> None:
     """Forward and backward, `fullgraph`, against eager."""
     torch._dynamo.reset()

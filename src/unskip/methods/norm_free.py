@@ -34,6 +34,8 @@ def norm_free(
         if bias and conv.bias is None:
             assert isinstance(conv, nn.Conv2d)
             conv.bias = nn.Parameter(conv.weight.new_zeros(layer.out_features))
+        if conv.bias is not None:
+            nn.init.zeros_(conv.bias)
         initialise(conv)
         parts.append(conv)
         if layer.act is not None:
