@@ -1,6 +1,6 @@
 """Every method on one 56-layer network and scikit-learn's digits, so that a user can choose (docs/rivals.md).
 
-    python benchmarks/methods_on_digits.py OUT [--seeds 1] [--rates 0.05 0.01]
+    python benchmarks/methods_on_digits.py OUT [--seeds 1] [--rates 0.05 0.01] [--rows dirac iso]
 
 The recipe is the demo's, `digits-pnnh-56`, with the same epochs for all; each method runs at each learning rate, for
 networks without norms want a lower one. A line of OUT/results.jsonl is one run; a run that is there is not run again.
@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--rates", type=float, nargs="+", default=[0.05, 0.01])
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     results = arguments.out / "results.jsonl"
@@ -59,7 +60,8 @@ def main() -> None:
     there = {(line["row"], line["lr"], line["seed"]) for line in lines}
     for seed in range(arguments.seeds):
         for rate in arguments.rates:
-            for row, (method, changes) in ROWS.items():
+            for row in arguments.rows:
+                method, changes = ROWS[row]
                 if (row, rate, seed) in there:
                     continue
                 line = {"row": row, "lr": rate, "seed": seed}

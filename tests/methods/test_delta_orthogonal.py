@@ -11,7 +11,7 @@ from unskip.methods.delta_orthogonal import delta_orthogonal_, frame
     "layer",
     [
         nn.Conv2d(12, 12, 3, padding=1, bias=False),
-        nn.Conv2d(12, 20, 3, padding=1, bias=False),  # orthonormal columns: Algorithm 1
+        nn.Conv2d(12, 20, 3, padding=1, bias=False),  # orthonormal columns: Algorithm 2
         nn.Conv2d(12, 12, 1, bias=False),
         nn.Conv2d(12, 12, 3, padding=2, dilation=2, bias=False),
         nn.Conv2d(12, 24, 3, padding=1, groups=4, bias=False),

@@ -1,4 +1,4 @@
-"""Delta-orthogonal kernels: zero but for an orthogonal matrix at the centre (Xiao et al. 2018, section 3, Algorithm 1).
+"""Delta-orthogonal kernels: zero but for an orthogonal matrix at the centre (Xiao et al. 2018, Algorithm 2).
 
     K[:, :, centre] = W,   W orthogonal: such a convolution keeps the norm of what it reads, at any depth
 

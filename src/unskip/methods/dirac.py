@@ -1,6 +1,6 @@
 """Method `dirac`: the skip inside of the weights (the DiracNet rows of papers/pnnh.md and papers/seqnet.md).
 
-Zagoruyko and Komodakis 2017, *DiracNets: Training Very Deep Neural Networks Without Skip-Connections*, section 3:
+Zagoruyko and Komodakis 2017, *DiracNets: Training Very Deep Neural Networks Without Skip-Connections*:
 
     Ŵ = diag(a) I + diag(b) W_norm       a = 1, b = 0.1 at initialisation and trained, one for each output channel
 

@@ -1,6 +1,6 @@
 """Method `iso`: an isometric network of convolutions and shifted ReLUs (the ISONet row of papers/seqnet.md, Table 1).
 
-Qi et al. 2020, *Deep Isometric Learning for Visual Recognition*, section 3: Delta kernels at initialisation, kept near
+Qi et al. 2020, *Deep Isometric Learning for Visual Recognition*: Delta kernels at initialisation, kept near
 orthogonal by a penalty while it trains (`unskip.train.Orthogonal`, `orthogonal` in a recipe), and
 
     SReLU_b(x) = max(x, b)       b = -1 at initialisation and trained, one for each channel
