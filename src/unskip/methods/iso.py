@@ -16,7 +16,7 @@ from unskip.coders import CoderBank
 from unskip.methods.delta_orthogonal import delta_orthogonal_
 from unskip.methods.norm_free import norm_free
 from unskip.methods.pnnh import check_number
-from unskip.methods.registry import register_method
+from unskip.methods.registry import check_choices, register_method
 from unskip.methods.spec import BlockSpec
 
 Init = Literal["orthogonal", "identity"]
@@ -48,8 +48,7 @@ class Iso:
 
     def __post_init__(self) -> None:
         check_number("iso", "shift", self.shift)
-        if self.init not in get_args(Init):
-            raise ValueError(f"iso: init={self.init!r} is not known. Known: {', '.join(get_args(Init))}.")
+        check_choices("iso", self, {"init": get_args(Init)})
 
     def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
         if not spec.skip:

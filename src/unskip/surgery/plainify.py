@@ -31,7 +31,7 @@ def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = 
     Args:
         model: a timm, torchvision or unskip residual network, or one whose blocks have a registered reader.
         method: how blocks are made skip-free: 'plain', 'pnnh', 'pnnh_paper', 'residual_half' (an upper bound, which
-            keeps its skips), 'dirac', 'iso', 'delta_tanh', 'looks_linear', or a registered one.
+            keeps its skips), 'seq', 'seq_bottle', 'dirac', 'iso', 'delta_tanh', 'looks_linear', or a registered one.
         strict: whether a residual block that can't be made skip-free is an error. With False it is a warning, and that
             block stays as it is.
         options: the method's own options, see `unskip.methods`; for 'pnnh': ratio, pretext, norm, scale, transition,
