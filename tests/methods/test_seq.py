@@ -144,6 +144,16 @@ def test_tied_pairs_are_one_parameter(tie: str, position: str, tied: set[str]) -
     assert not torch.equal(other(x), y)
 
 
+@torch.no_grad()
+def test_a_traced_tied_pair_reads_the_weight_and_keeps_no_copy() -> None:
+    block = unskip.plainify(tiny(), "seq_bottle", tie="both").layer1[1].eval()
+    x = torch.randn(2, 8, 5, 5)
+    traced = torch.fx.symbolic_trace(block)
+    assert torch.equal(traced(x), block(x))
+    block.conv1.weight.mul_(2)
+    assert torch.equal(traced(x), block(x))
+
+
 @pytest.mark.parametrize(("pre_relu", "more"), [("none", 0), ("bias", 1), ("norm", 2)])
 def test_bias_or_norm_before_relu(pre_relu: str, more: int) -> None:
     network = unskip.plainify(tiny(), "seq_bottle", pre_relu=pre_relu)
@@ -249,9 +259,9 @@ def test_wrong_options_name_what_there_is(option: str, value: object) -> None:
 
 
 @pytest.mark.full
-def test_a_thousand_layers_train_a_step() -> None:
-    network = unskip.plainify(cifar_resnet(1004), "seq")
-    x = torch.randn(2, 3, 8, 8)
-    train_step(network, x)
+def test_gradients_of_a_thousand_layers_are_flat_with_l_init() -> None:
+    """And the network trains a step. With R-Init they grow by 1e25 (tests/models/test_every_method.py)."""
+    network = unskip.plainify(cifar_resnet(1004), "seq", init="L")
+    train_step(network, torch.randn(8, 3, 8, 8))
     first, last = (network.get_submodule(name).conv1.weight.grad.norm() for name in ("layer1.0", "layer3.166"))
-    assert torch.isfinite(first / last)
+    assert 0.1 < first / last < 10

@@ -36,7 +36,7 @@ def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = 
             block stays as it is.
         options: the method's own options, see `unskip.methods`; for 'pnnh': ratio, pretext, norm, scale, transition,
             signed and seed; for 'dirac': a and b; for 'iso': shift and init; for 'delta_tanh': gain and bias; for
-            'looks_linear': gain.
+            'looks_linear': gain; for 'seq': init, tie, pre_relu, position and seed.
 
     The network's stem, head and norms outside the blocks keep their weights. If the network looks trained (its norms
     tell), a warning says how many trained weights are discarded with the old blocks.
