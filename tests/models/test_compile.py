@@ -31,7 +31,7 @@ def test_compiles_to_one_graph(name: str) -> None:
         if isinstance(module, DropPath):
             module.drop_prob = 0.0
     twin = copy.deepcopy(network)
-    x = images(name, 4)
+    x = torch.cat([images(name), images(name)])
     compiled = torch.compile(twin, backend="aot_eager", fullgraph=True)
     expected, actual = network(x), compiled(x)
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)

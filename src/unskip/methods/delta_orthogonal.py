@@ -26,14 +26,14 @@ def frame(D: int, d: int) -> Tensor:
     return Q * R.diagonal().sign()  # unique, and so nested
 
 
-def orthogonal(rows: int, columns: int, *, identity: bool = False) -> Tensor:
+def orthogonal(rows: int, columns: int, *, identity: bool = False, dtype: torch.dtype = torch.float64) -> Tensor:
     """W (rows x columns): a random orthogonal U (or the identity), and a frame where the widths differ."""
     d = min(rows, columns)
-    square = torch.empty(d, d, dtype=torch.float64, device="cpu")
+    square = torch.empty(d, d, dtype=dtype, device="cpu")
     U = nn.init.eye_(square) if identity else nn.init.orthogonal_(square)
     if rows > columns:
-        return frame(rows, d) @ U
-    return U @ frame(columns, d).T if rows < columns else U
+        return frame(rows, d).to(dtype) @ U
+    return U @ frame(columns, d).T.to(dtype) if rows < columns else U
 
 
 @torch.no_grad()
@@ -52,13 +52,14 @@ def delta_orthogonal_(conv: Conv, *, gain: float = 1.0, identity: bool = False, 
     groups = 1 if isinstance(conv, nn.Linear) else conv.groups
     rows, columns = weight.shape[0] // groups, weight.shape[1]
     identity = identity or rows == columns == 1
+    dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
     weight.zero_()
     taps = weight.view(*weight.shape[:2], -1)
     centre = taps[..., taps.shape[-1] // 2]  # (out, in / groups); the middle of an odd, square kernel
     for group in range(groups):
         if mirrored:
-            V = orthogonal(rows, columns // 2, identity=identity)
+            V = orthogonal(rows, columns // 2, identity=identity, dtype=dtype)
             W = torch.cat([V, -V], dim=1)
         else:
-            W = orthogonal(rows, columns, identity=identity)
+            W = orthogonal(rows, columns, identity=identity, dtype=dtype)
         centre[group * rows : (group + 1) * rows] = gain * W.to(weight)

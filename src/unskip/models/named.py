@@ -81,7 +81,7 @@ def resnet34(**kwargs: Any) -> nn.Module:
     return timm.create_model("resnet34", **kwargs)
 
 
-@backbone(methods=ALL, paper={"plain": 22.8, "pnnh": 15.4}, **RESNET)
+@backbone(methods=(*SKIP_FREE, "dirac", "iso"), paper={"plain": 22.8, "pnnh": 15.4}, **RESNET)
 def resnet50(**kwargs: Any) -> nn.Module:
     return timm.create_model("resnet50", **kwargs)
 
