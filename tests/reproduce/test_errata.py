@@ -14,6 +14,10 @@ def test_ours_agrees_with_simulation(check: object) -> None:
     for row in rows:
         if "Table 4" in row.what:  # arithmetic on the paper's own numbers
             assert row.measured == pytest.approx(row.printed, rel=5e-3)
+        elif "interlayer" in row.what:
+            plain, running = "plain" in row.what, "running" in row.what
+            assert (row.measured < 1e-5) == (plain and not running), row
+            assert 0.5 < row.measured < 1.5 or not running, row
         elif row.error:
             # Width 256 and first order in b are no limits; both are below 3 % here.
             assert abs(row.measured - row.ours) < 4.5 * row.error + 0.03 * row.ours, row

@@ -1,6 +1,14 @@
 """Reproduce: the papers' figures and tables, each by one command. One file each; importing it registers its name."""
 
-from unskip.reproduce import errata, noise_figure11, pnnh_figure1, seqnet_figure1, seqnet_figure5, seqnet_figure6
+from unskip.reproduce import (
+    errata,
+    noise_figure3,
+    noise_figure11,
+    pnnh_figure1,
+    seqnet_figure1,
+    seqnet_figure5,
+    seqnet_figure6,
+)
 from unskip.reproduce.registry import REPRODUCTIONS, Outcome, Reproduction, Written, reproduce, reproduction
 
 __all__ = [
@@ -9,6 +17,7 @@ __all__ = [
     "Reproduction",
     "Written",
     "errata",
+    "noise_figure3",
     "noise_figure11",
     "pnnh_figure1",
     "reproduce",

@@ -10,8 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from unskip.measures import interlayer_cushion, record_outputs
+from unskip.models.cifar import cifar_resnet
+from unskip.reproduce.images import load_set, sample_images
 from unskip.reproduce.registry import Outcome, reproduction
 from unskip.reproduce.seqnet_simulation import ACTIVATIONS
+from unskip.surgery import plainify
 from unskip.theory import (
     activation_moments,
     batch_norm,
@@ -280,9 +284,31 @@ def conditioning() -> list[Row]:
     ]
 
 
+def interlayer() -> list[Row]:
+    """papers/noise-stability.md, section 5: the interlayer cushion of the 5th of 9 blocks of a 20-layer plain network.
+
+    With the statistics of the batch, scaling a plain block's input changes nothing, so J x is 0 and so is the cushion,
+    whatever the network. With running statistics it is near 1, as of any map without preferred directions.
+    """
+    x = sample_images(load_set("digits", None, size=16), 32, channels=3)
+    rows = []
+    for method, words, printed in (("plain", "plain block", 2.7e-7), ("", "residual block", 0.20)):
+        network = plainify(cifar_resnet(20), method) if method else cifar_resnet(20)
+        with torch.no_grad():
+            for _ in range(60):
+                network.train()(x)  # brings the running statistics to the batch's
+        for training, ours in ((True, 0.0 if method else math.nan), (False, 1.0)):
+            network.train(training)
+            h = record_outputs(network, ["layer2.0"], x)["layer2.0"]
+            cushion, _ = interlayer_cushion(network.get_submodule("layer2.1"), h, coupled=training)
+            where = "batch statistics" if training else "running statistics"
+            rows.append(_row(f"noise section 5, interlayer cushion, {words}, {where}", printed, ours, cushion))
+    return rows
+
+
 CHECKS: tuple[Callable[[], list[Row]], ...] = (
     symmetric_relu, shifted_relu, rates, batch_norm_backward, two_layers, l_init, survival, survival_in_depth,
-    dominance, weight_regularisation, conditioning,
+    dominance, weight_regularisation, conditioning, interlayer,
 )  # fmt: skip
 
 

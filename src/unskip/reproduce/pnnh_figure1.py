@@ -18,7 +18,7 @@ from torchvision.models import vgg19_bn
 from unskip.measures import near_far, record_outputs, recovery
 from unskip.measures.dissipation import NOISE, downscaled, sketch
 from unskip.models.cifar import cifar_resnet
-from unskip.reproduce.drawing import FAINT, OTHER, PLAIN, PNNH, RESIDUAL, dress, legend, panels
+from unskip.reproduce.drawing import FAINT, OTHER, PLAIN, PNNH, RESIDUAL, dress, panels
 from unskip.reproduce.images import load_set, sample_images
 from unskip.reproduce.registry import Outcome, reproduction
 from unskip.surgery import plainify
@@ -85,11 +85,12 @@ def figure1(config: Figure1) -> Outcome:
     data = load_set(config.dataset, config.data)
     x = sample_images(data, config.images, channels=3)
     possible = recovery(sketch(x.flatten(1), seed=0), downscaled(x))
-    title = f"Where the input is lost, at initialisation ({config.images} test images of {data.name})"
-    figure, axes = panels(1, 2, size=(9.2, 3.8), title=title)
+    name = config.data.stem if config.data is not None and config.dataset == "npz" else data.name
+    title = f"Where the input is lost, at initialisation ({config.images} test images of {name})"
+    figure, axes = panels(1, 2, size=(9.2, 4.0), title=title)
     numbers: dict[str, object] = {"recovery from the images themselves": possible}
     lines = []
-    for name, (build, colour) in networks(config.depth).items():
+    for label, (build, colour) in networks(config.depth).items():
         runs = []
         for seed in range(config.seeds):
             torch.manual_seed(seed)
@@ -100,16 +101,16 @@ def figure1(config: Figure1) -> Outcome:
             axes, (np.array([run[1] for run in runs]), np.array([run[2] for run in runs])), strict=True
         ):
             ax.fill_between(depth, curves.min(0), curves.max(0), color=colour, alpha=0.2, linewidth=0)
-            ax.plot(depth, curves.mean(0), "o-", color=colour, markersize=2.5, linewidth=1.2, label=name)
+            ax.plot(depth, curves.mean(0), "o-", color=colour, markersize=2.5, linewidth=1.2, label=label)
         ratio, recovered = np.array([run[1] for run in runs]).mean(0), np.array([run[2] for run in runs]).mean(0)
         lost = depth[ratio > LOST]
-        numbers[name] = {
+        numbers[label] = {
             "depth": depth.tolist(),
             "near_far": [run[1] for run in runs],
             "recovery": [run[2] for run in runs],
         }
         lines.append(
-            f"{name}: near/far {ratio[-1]:.3f} and recovery R² {recovered[-1]:.2f} at layer {depth[-1]} (n = "
+            f"{label}: near/far {ratio[-1]:.3f} and recovery R² {recovered[-1]:.2f} at layer {depth[-1]} (n = "
             f"{config.seeds}); near/far above {LOST} {f'from layer {lost[0]}' if len(lost) else 'nowhere'}."
         )
     axes[0].axhline(1, color=FAINT, linestyle=":", linewidth=1)
@@ -120,5 +121,6 @@ def figure1(config: Figure1) -> Outcome:
     dress(axes[1], x="layers passed", y="R² of the coarse image, read off the layer", title="still readable?")
     axes[0].set_ylim(top=2)
     axes[1].set_ylim(-0.03, 1)
-    legend(axes[0], loc="lower right")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     return Outcome(lines=tuple(lines), numbers=numbers, figure=figure)

@@ -92,7 +92,9 @@ def reproduce(name: str, *, out: Path, record: Path | None = None, **fields: Any
         "name": name,
         "source": entry.source,
         "shows": entry.shows,
-        "configuration": dataclasses.asdict(config),
+        "configuration": {
+            key: value.name if isinstance(value, Path) else value for key, value in dataclasses.asdict(config).items()
+        },
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "seconds": round(time.perf_counter() - start, 1),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
