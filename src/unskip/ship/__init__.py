@@ -1,0 +1,5 @@
+"""Shipping: exact rewriting of trained networks, and the proof that the function stayed the same."""
+
+from unskip.ship.verify import Check, Error, LayerCheck, verify
+
+__all__ = ["Check", "Error", "LayerCheck", "verify"]
