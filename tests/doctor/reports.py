@@ -28,7 +28,7 @@ def report(
     suspect: int | None = 5,
     scale: float = 1.0,
 ) -> Report:
-    """Four series: on all layers, with zeros and infinities on a logarithmic axis, with errors, without any number."""
+    """Five series: ordinary, zeros and infinities on a logarithmic axis, with errors, no number, no layer."""
     n = len(names)
 
     def series(key: str, values: list[float], layers: tuple[str, ...] = names, **about: object) -> Series:
@@ -43,6 +43,7 @@ def report(
         series("gradient_norm", broken, log=True),
         series("odd_measure", [0.3 + 0.01 * i for i in range(len(even))], even, errors=tuple([0.05] * len(even))),
         series("nothing", [math.nan] * n),
+        series("nowhere", [], ()),
     ]
     verdict = Verdict(
         fate=fate,  # type: ignore[arg-type]

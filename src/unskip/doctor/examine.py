@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from unskip.doctor.loading import load_batch, load_network
+from unskip.doctor.batches import load_batch
+from unskip.doctor.loading import load_network
 from unskip.doctor.report import Report, diagnose
 from unskip.train import demo
 from unskip.train.feed import make_feed

@@ -1,8 +1,7 @@
-"""A network from a word of the command line, and a batch that it can read."""
+"""A network from a word of the command line: a name, a factory, a checkpoint."""
 
 import importlib
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,7 @@ import torch
 import torchvision
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from unskip.methods.registry import nearest
 from unskip.models import ENTRIES, create_model
@@ -22,7 +19,7 @@ from unskip.train.checkpoint import FORMAT, read_torch_file
 from unskip.train.recipe import Recipe
 from unskip.train.rng import seeded
 from unskip.train.runner import build_network
-from unskip.train.sets import IMAGE_FILES, DataSet, Split, load
+from unskip.train.sets import DataSet, Split
 
 Shape = tuple[int, ...]
 WEIGHT_FILES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
@@ -223,182 +220,3 @@ def _bare(key: str) -> str:
     while key.startswith(WRAPPERS):
         key = key.split(".", 1)[1]
     return key
-
-
-# ---------------------------------------------------------------- a batch
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """What a network is shown."""
-
-    images: Tensor
-    targets: Tensor | None
-    words: str  # what it is, for the reader of a report
-
-
-def load_batch(subject: Subject, data: str | None = None, *, size: int | None = None, seed: int = 0) -> Batch:
-    """A batch that the network reads, from real images where that is possible.
-
-    Args:
-        subject: the network.
-        data: 'digits', 'noise', a .npz file, or a folder: CIFAR, Fashion-MNIST, classes of images, or just images.
-            Without it digits, brought to the network's size, for whatever reads images, and else noise.
-        size: inputs in the batch; 64, or 16 for images above 64 px.
-        seed: of which images are taken.
-    """
-    shape = subject.input_size
-    if size is None:
-        size = 64 if max(shape) <= 64 or len(shape) < 3 else 16
-    if size < 2:
-        raise ValueError(
-            f"doctor: --batch-size {size} must be at least 2, since layers are judged by comparing inputs."
-        )
-    picture = _picture_shape(shape)
-    if data is None:
-        data = "noise" if picture is None else "digits"
-    if data == "noise":
-        generator = torch.Generator().manual_seed(seed)
-        batch = Batch(images=torch.randn(size, *shape, generator=generator), targets=None, words="normal noise")
-    elif picture is None:
-        raise ValueError(
-            f"doctor: {subject.name} reads inputs of shape {_by(shape)}, which no image has. Leave out --data, and it "
-            "is shown noise; or give unskip.diagnose a batch of your own."
-        )
-    else:
-        batch = _pictures(_find(data), data, picture, size, seed)
-        batch = replace(batch, images=batch.images.reshape(size, *shape))
-    outputs = _try_out(subject, batch.images)
-    if batch.targets is not None and (outputs is None or int(batch.targets.max()) >= outputs):
-        return replace(batch, targets=None, words=f"{batch.words}, with random classes")
-    return batch
-
-
-def _by(shape: Shape) -> str:
-    return "x".join(map(str, shape))
-
-
-def _picture_shape(shape: Shape) -> Shape | None:
-    """(C, H, W) of an image that fills an input, None where none does. A vector may be a square image, line by line."""
-    if len(shape) == 3 and shape[0] in (1, 3):
-        return shape
-    for channels in (1, 3):
-        side = math.isqrt(shape[0] // channels)
-        if len(shape) == 1 and side >= 4 and channels * side * side == shape[0]:
-            return (channels, side, side)
-    return None
-
-
-def _find(data: str) -> DataSet:
-    """A data set by name, or by what lies at a path."""
-    if data == "digits":
-        return load(Recipe(dataset="digits", val_fraction=0.0))
-    root = Path(data).expanduser()
-    if not root.exists():
-        raise ValueError(
-            f"doctor: --data {data!r} is neither 'digits' nor 'noise', and there is no such file or folder."
-        )
-    if root.is_file():
-        kind = "npz"
-    elif {root.name, *(p.name for p in root.iterdir())} & {"cifar-10-batches-py"}:
-        kind = "cifar10"
-    elif {root.name, *(p.name for p in root.iterdir())} & {"cifar-100-python"}:
-        kind = "cifar100"
-    elif next(_idx_files(root), None):
-        kind = "fashion_mnist"
-    elif (root / "train").is_dir() and (root / "val").is_dir():
-        kind = "imagefolder"
-    else:
-        return _loose(root)
-    return load(Recipe(dataset=kind, val_fraction=0.0, check_files=False), root)  # type: ignore[arg-type]
-
-
-def _idx_files(root: Path) -> Iterator[Path]:
-    for folder in (root, root / "raw", root / "FashionMNIST" / "raw"):
-        yield from folder.glob("train-images-idx3-ubyte*")
-
-
-def _loose(root: Path) -> DataSet:
-    """A folder of images: its subfolders are classes, if it has any."""
-    files = sorted(p for p in root.rglob("*") if p.suffix.lower() in IMAGE_FILES)
-    if len(files) < 2:
-        raise ValueError(
-            f"doctor: {root} has {len(files)} images ({', '.join(IMAGE_FILES)}) in it and its subfolders; at least two "
-            "are needed."
-        )
-    classes = sorted({p.relative_to(root).parts[0] for p in files if len(p.relative_to(root).parts) > 1})
-    known = len(classes) > 1 and all(len(p.relative_to(root).parts) > 1 for p in files)
-    labels = [classes.index(p.relative_to(root).parts[0]) if known else -1 for p in files]
-    split = Split(files, torch.tensor(labels))
-    return DataSet(
-        name="images", train=split, val=None, test=split, classes=len(classes) if known else 0, channels=3,
-        image_size=0, mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD,
-    )  # fmt: skip
-
-
-def _pictures(data: DataSet, word: str, shape: Shape, size: int, seed: int) -> Batch:
-    """Images of a data set, (B, C, H, W), brought to the shape and normalised as the set is for training."""
-    if len(data.train) < size:
-        raise ValueError(
-            f"doctor: --batch-size {size} is more than the {len(data.train)} images of --data {word!r}; lower it."
-        )
-    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(seed))[:size]
-    split = data.train.take(order)
-    if isinstance(split.images, Tensor):
-        pixels = [image.permute(2, 0, 1) for image in split.images]
-    else:
-        from torchvision.transforms.v2.functional import pil_to_tensor
-
-        from unskip.train.feed import open_image
-
-        pixels = [pil_to_tensor(open_image(split, i)) for i in range(size)]
-    images = torch.stack([_fit(image.float() / 255, shape[1:]) for image in pixels])
-    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (data.mean, data.std))
-    images = (images - mean) / std
-    if images.shape[1] == 1:
-        images = images.expand(-1, shape[0], -1, -1)
-    elif shape[0] == 1:
-        images = images[:, :3].mean(1, keepdim=True)
-    elif images.shape[1] != shape[0]:
-        raise ValueError(f"doctor: the images of --data {word!r} have {images.shape[1]} channels, not {shape[0]}.")
-    native = tuple(pixels[0].shape[1:])
-    scaled = "" if native == shape[1:] else f", brought to {shape[1]} x {shape[2]} px"
-    source = "scikit-learn's digits" if data.name == "digits" else f"images of {word}"
-    targets = split.labels if data.classes else None
-    return Batch(images=images.contiguous(), targets=targets, words=source + scaled)
-
-
-def _fit(image: Tensor, size: Shape) -> Tensor:
-    """The largest part from the middle that has the right proportions, at the right size."""
-    height, width = image.shape[1:]
-    share = min(height / size[0], width / size[1])
-    crop = round(size[0] * share), round(size[1] * share)
-    top, left = (height - crop[0]) // 2, (width - crop[1]) // 2
-    image = image[:, top : top + crop[0], left : left + crop[1]]
-    if image.shape[1:] == size:
-        return image
-    return F.interpolate(image[None], size=list(size), mode="bilinear", antialias=True)[0]
-
-
-def _try_out(subject: Subject, images: Tensor) -> int | None:
-    """The number of classes that the network tells apart, None if its output is something else.
-
-    Refuses a network that does not take the batch.
-    """
-    network = subject.network
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
-        with torch.no_grad(), seeded(0):
-            output = network(images[:2])
-    except Exception as error:  # any network may fail in its own way
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        how = "That shape is a guess; say" if subject.guessed else "Say"
-        raise ValueError(
-            f"doctor: {subject.name} can't read a batch of shape {_by(tuple(images[:2].shape))}: {reason}. {how} the "
-            "shape of one input with --input-size, for instance 3x32x32."
-        ) from error
-    finally:
-        for module, mode in modes:
-            module.training = mode
-    return output.shape[1] if isinstance(output, Tensor) and output.dim() == 2 else None

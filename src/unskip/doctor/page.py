@@ -53,13 +53,21 @@ GROUPS = (
         "Does the gradient come back?",
         "Training changes each layer by its gradient. Where that is a million times larger or smaller than elsewhere, "
         "no learning rate suits all layers.",
-        ("gradient_norm", "activation_gradient_norm", "relative_gradient", "gradient_blocked"),
+        (
+            "gradient_norm",
+            "activation_gradient_norm",
+            "relative_gradient",
+            "gradient_blocked",
+            "backward_ratio",
+            "dominance",
+        ),
     ),
     Group(
         "Is the signal of a sound size?",
         "What layers put out, at the start of training.",
         (
             "activation_variance",
+            "forward_ratio",
             "activation_mean",
             "activation_maximum",
             "surviving_units",
@@ -69,7 +77,32 @@ GROUPS = (
         ),
     ),
 )
-OTHERS = Group("Are the layers themselves in good shape?", "", ())  # and whatever else is measured
+OTHERS = Group(
+    "Are the layers themselves in good shape?",
+    "Layers whose units say different things, and whose weights hold against noise, have more to learn with.",
+    (),  # whatever else is measured
+)
+NUMBERS = {
+    "loss": "Loss of this batch",
+    "dead_units": "Dead units, share in the worst layer",
+    "gradient_growth": "Growth of the weights' gradient towards the input, per layer (natural logarithm)",
+    "gradient_growth_error": "Its standard error",
+    "gradient_range": "Largest over smallest gradient of a layer's weights (powers of ten)",
+    "activation_gradient_growth": "Growth of the outputs' gradient towards the input, per layer (natural logarithm)",
+    "gradient_blocked": "Gradient stopped by a non-linearity, share in the worst layer",
+    "input_loss": "Near/far at the last hidden layer (0: the input is known, 1: it is lost)",
+    "likeness": "Mean cosine between two inputs at the last hidden layer",
+    "recovery": "R² of the input, read off the last hidden layer",
+    "recovery_possible": "R² of the input, read off the input itself",
+    "activation_rate": "Growth of the gradient over the signal at a non-linearity (factor)",
+    "collinearity": "Mean correlation of two units, in the worst layer",
+    "effective_rank": "Effective rank, share of the units, in the worst layer",
+    "weight_mean": "Mean of all weights",
+    "weight_deviation": "Standard deviation of all weights",
+    "weight_mass": "Sum of all weights' sizes",
+    "weight_mass_large": "Of these, of large weights",
+    "weight_mass_id": "Of these, of weights that carry a channel to itself",
+}
 
 
 def render(reports: Sequence["Report"]) -> str:
@@ -182,7 +215,7 @@ def _numbers(reports: Sequence["Report"]) -> str:
         return ""
     head = "".join(f'<th scope="col">{_text(report.name)}</th>' for report in reports)
     rows = "".join(
-        f'<tr><th scope="row">{_text(name.replace("_", " "))}</th>'
+        f'<tr><th scope="row">{_text(NUMBERS.get(name, name.replace("_", " ")))}</th>'
         + "".join(f"<td>{_number(report.measured.numbers.get(name, math.nan))}</td>" for report in reports)
         + "</tr>"
         for name in names
@@ -194,13 +227,17 @@ def _numbers(reports: Sequence["Report"]) -> str:
 
 
 def _number(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.3g}".replace("-", "−")
+    if math.isnan(value):
+        return "–"
+    return (f"{value:,.0f}" if 1e3 <= abs(value) < 1e9 else f"{value:.3g}").replace("-", "−")
 
 
 def _notes(reports: Sequence["Report"], step: int) -> str:
-    notes = [
-        (f"{report.name}: " if len(reports) > 1 else "") + note for report in reports for note in report.measured.notes
-    ]
+    notes = list(dict.fromkeys(note for report in reports for note in report.measured.notes))
+    for i, note in enumerate(notes):
+        about = [report.name for report in reports if note in report.measured.notes]
+        if len(about) < len(reports):
+            notes[i] = f"{', '.join(about)}: {note}"
     if step > 1:
         notes.append(f"The plots show every {step}th layer, so that the page stays small; the JSON report has all.")
     if not notes:
@@ -211,6 +248,12 @@ def _notes(reports: Sequence["Report"], step: int) -> str:
 # ---------------------------------------------------------------- what page.js draws
 
 
+def measures(reports: Sequence["Report"]) -> dict[str, None]:
+    """The names of what was measured at some layer of some network, in order."""
+    found = (series for report in reports for series in report.measured.series.values())
+    return {series.name: None for series in found if series.layers}
+
+
 def _index(report: "Report") -> dict[str, int]:
     """Position of each layer in the order of execution."""
     return {layer.name: i for i, layer in enumerate(report.measured.layers)}
@@ -218,9 +261,8 @@ def _index(report: "Report") -> dict[str, int]:
 
 def _data(reports: Sequence["Report"], step: int) -> dict[str, Any]:
     """Everything that page.js needs. Layers are numbered; a series holds numbers of layers."""
+    left = measures(reports)
     plots = {name: series for report in reversed(reports) for name, series in report.measured.series.items()}
-    order = [name for report in reports for name in report.measured.series]
-    left = dict.fromkeys(order)
     groups = []
     for group in (*GROUPS, OTHERS):
         names = [name for name in group.measures or tuple(left) if name in left]

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from unskip.doctor.page import FATES
+from unskip.doctor.page import FATES, measures
 from unskip.measures import Series
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def table(reports: Sequence["Report"]) -> Table:
     ends = ("first", "last", "lowest", "highest")[: 4 if len(reports) == 1 else 2]
     for column in ends:
         lines.add_column(column, justify="right", no_wrap=True)
-    for name in dict.fromkeys(name for report in reports for name in report.measured.series):
+    for name in measures(reports):
         title = name.replace("_", " ")
         shared = [report.measured.series[name] for report in reports if name in report.measured.series]
         for report, color in zip(reports, COLORS, strict=False):

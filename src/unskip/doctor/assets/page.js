@@ -99,7 +99,7 @@
     const text = { color: INK.soft, fontSize: 12, fontFamily: "inherit" };
     return {
       animation: false,
-      grid: { left: 8, right: 14, top: 26, bottom: 24, outerBoundsMode: "same", outerBoundsContain: "axisLabel" },
+      grid: { left: 8, right: 14, top: 30, bottom: 24, outerBoundsMode: "same", outerBoundsContain: "axisLabel" },
       tooltip: {
         trigger: "axis", confine: true, transitionDuration: 0, padding: [6, 10],
         backgroundColor: "var(--card)", borderColor: INK.line, extraCssText: "box-shadow:0 2px 10px rgba(0,0,0,.15)",
@@ -120,7 +120,7 @@
       },
       yAxis: {
         type: axis.log ? "log" : "value", min: axis.min, max: axis.max, interval: axis.interval, logBase: 10,
-        name: plot.label, nameLocation: "end", nameGap: 12, nameTextStyle: { ...text, align: "left", padding: [0, 0, 0, -4] },
+        name: plot.label, nameLocation: "end", nameGap: 15, nameTextStyle: { ...text, align: "left", padding: [0, 0, 0, -4] },
         axisLabel: { ...text, color: INK.faint, formatter: (v) => (axis.log ? power(Math.round(Math.log10(v))) : show(v)) },
         axisLine: { show: false }, axisTick: { show: false }, splitLine: { lineStyle: { color: INK.grid } },
       },
@@ -280,7 +280,11 @@
     ...(kinds.length > 1 ? [el("fieldset", { class: "kinds" }, el("legend", {}, "Kinds of layers that the plots show"), ...kinds.map(kindBox))] : []),
     el("p", { class: "hint" }, el("kbd", {}, "\u2190"), " ", el("kbd", {}, "\u2192"), " move through the layers, a click in a plot picks one; all plots show it."));
   const plots = document.getElementById("plots");
-  for (const group of groups) {
+  if (groups.length > 1) {
+    const link = (group, i) => el("a", { href: `#group-${i}` }, group.title);
+    plots.append(el("nav", { "aria-label": "Groups of plots" }, ...groups.map(link)));
+  }
+  for (const [i, group] of groups.entries()) {
     const place = el("div", { class: "measures" });
     for (const plot of group.plots) {
       const axis = scale(plot), id = `measure-${charts.length}`;
@@ -290,7 +294,7 @@
         el("div", { class: "pair" }, ...networks.map((network, which) => figure(plot, network, which, axis))),
         el("p", { class: "source" }, plot.source)));
     }
-    plots.append(el("h2", {}, group.title), ...(group.text ? [el("p", {}, group.text)] : []), place);
+    plots.append(el("h2", { id: `group-${i}` }, group.title), ...(group.text ? [el("p", {}, group.text)] : []), place);
   }
   charts.forEach(draw);
   const fit = (size) => charts.forEach((entry) => {

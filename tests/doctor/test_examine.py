@@ -1,0 +1,28 @@
+"""What `unskip doctor` checks before it measures anything."""
+
+from pathlib import Path
+
+import pytest
+
+from unskip.doctor.examine import check_free, parse_shape
+
+
+def test_shapes_in_words() -> None:
+    assert parse_shape("3x32x32") == parse_shape("3,32,32") == (3, 32, 32)
+    for wrong in ("3x", "x3", "0x3", "-1", "a", ""):
+        with pytest.raises(ValueError, match=r"--input-size .* must be whole numbers"):
+            parse_shape(wrong)
+    assert parse_shape("784") == (784,)
+
+
+def test_a_page_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    check_free(file, force=False)
+    file.write_text("old")
+    with pytest.raises(ValueError, match=r"is there already\. Choose another --out, or overwrite it with --force\."):
+        check_free(file, force=False)
+    check_free(file, force=True)
+    with pytest.raises(ValueError, match="is a folder; name a file in it"):
+        check_free(tmp_path, force=True)
+    with pytest.raises(ValueError, match=r"the folder .* of --out does not exist"):
+        check_free(tmp_path / "nowhere" / "report.html", force=False)
