@@ -1,6 +1,6 @@
 """The fates: trains every network of the validation by the one recipe of README.md.
 
-    python benchmarks/verdict/train.py OUT/fates.json [--only tune|score] [--reserve]
+    python benchmarks/verdict/train.py OUT/fates.json [--only tune|score] [--match TEXT] [--reserve]
 
 Goes on where it stopped. Nothing is measured here.
 """
@@ -109,6 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--only", choices=["tune", "score"])
+    parser.add_argument("--match", default="", help="only networks with this in their name, for several processes")
     parser.add_argument("--reserve", action="store_true", help="residual_half32 in place of seqnet44")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -118,7 +119,7 @@ def main() -> None:
     for name, group in candidates(arguments.only, arguments.reserve).items():
         done = results.setdefault(name, {})
         for candidate in group.values():
-            if candidate.name in done:
+            if candidate.name in done or arguments.match not in candidate.name:
                 continue
             done[candidate.name] = fate(candidate)
             part = arguments.out.with_suffix(".part")

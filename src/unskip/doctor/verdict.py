@@ -5,7 +5,7 @@ Five rules, one per mechanism. Each compares one quantity of the untrained netwo
 - dissipating: near/far at the last hidden layer is too large (papers/pnnh.md, section 3.1).
 - singularity: (1 - likeness) √recovery there, what differs between inputs, is too small (papers/plainnet.md, V.B).
 - exploding gradient: Polyak's step, loss / |gradient|², a learning rate that fits, is too small (papers/seqnet.md, 2).
-- vanishing gradient: gradient over weight, in the tenth of the layers where it is smallest, is too small.
+- vanishing gradient: gradient over weight, in the tenth of the trunk's layers where it is smallest, is too small.
 - saturation: too many outputs of an activation are large and pass no gradient back (papers/plainnet.md, V.A).
 
 `severity` puts all five on one scale: 0 at the limit, 1 where the slack ends, negative where it is healthy. The worst
@@ -24,7 +24,7 @@ from unskip.methods import method_names
 Fate = Literal["trains", "doubtful", "fails"]
 Mechanism = Literal["dissipating", "singularity", "exploding gradient", "vanishing gradient", "saturation"]
 NAN = float("nan")
-DOUBT = 0.1  # severities this close to 0 are doubtful
+DOUBT = 0.25  # severities this close to 0 are doubtful: less than 62 % sure
 SUREST = 0.95  # no more is claimed on the evidence of some forty small networks
 STEEP = 2.0  # confidence is 1 / (1 + exp(-STEEP |severity|))
 
@@ -71,10 +71,11 @@ class Limit:
 
 
 NEAR_FAR = Limit(at=0.65, slack=1.3)
-DIFFERENCE = Limit(at=0.023, slack=0.6)
+DIFFERENCE = Limit(at=0.026, slack=0.6)
 STEP = Limit(at=6e-4, slack=0.5)
 RELATIVE = Limit(at=1e-3, slack=0.4)
 SATURATED = Limit(at=0.8, slack=1.15)
+NOISE_FLOOR = 0.1  # a recovery (R²) below this says no more than that it is small, with a batch of 64
 PARTLY_SATURATED = 0.3  # past this share, saturation is what lies behind lost inputs and gradients
 SHRUNK = 3.0  # severity of a vanishing gradient past which it is what makes inputs look alike
 
@@ -215,10 +216,9 @@ def dissipating(measured: Measured) -> Sign | None:
 def differences(measured: Measured) -> dict[str, float]:
     """(1 - likeness) √recovery by layer: the share of a layer that differs between inputs, and knows about them."""
     recovery = by_layer(measured, "recovery")
-    return {
-        name: max(0.0, 1 - alike) * math.sqrt(max(0.0, known) if math.isfinite(known := recovery.get(name, NAN)) else 1)
-        for name, alike in by_layer(measured, "likeness").items()
-    }
+    known = {name: max(value, NOISE_FLOOR) for name, value in finite(recovery).items()}
+    alike = by_layer(measured, "likeness")
+    return {name: max(0.0, 1 - value) * math.sqrt(known.get(name, 1.0)) for name, value in alike.items()}
 
 
 def singularity(measured: Measured) -> Sign | None:
@@ -264,12 +264,17 @@ def exploding(measured: Measured) -> Sign | None:
 
 
 def vanishing(measured: Measured) -> Sign | None:
-    """Gradients too small to move the weights: relative gradient in the tenth of the layers where it is smallest."""
+    """Gradients too small to move the weights: relative gradient in the tenth of the layers where it is smallest.
+
+    Layers inside a branch do not count where the trunk has weights of its own: a branch that starts at zero
+    (zero-initialised norms, layer scale) gets its gradient later, while the trunk carries the signal.
+    """
     sizes = finite(by_layer(measured, "relative_gradient"))
+    trunk = {layer.name for layer in measured.layers if layer.trunk}
+    sizes = {name: size for name, size in sizes.items() if name in trunk} or sizes
     if not sizes:
         return None
-    weakest = sorted(sizes.values())[: max(1, len(sizes) // 10)]
-    value = geometric_mean(weakest)
+    value = geometric_mean(sorted(sizes.values())[: max(1, len(sizes) // 10)])
     return Sign(
         mechanism="vanishing gradient",
         value=value,
