@@ -16,7 +16,7 @@ import torch
 from networks import TUNE, Candidate
 
 from train import BATCH, digits
-from unskip.doctor.verdict import Verdict, dissipating, exploding, judge, saturation, singularity, vanishing
+from unskip.doctor.verdict import FAMILIES, Verdict, dissipating, exploding, judge, saturation, singularity, vanishing
 from unskip.measures import measure
 
 RULES = (dissipating, singularity, exploding, vanishing, saturation)
@@ -27,7 +27,7 @@ def examine(candidate: Candidate) -> tuple[Verdict, dict[str, tuple[float, float
     """The verdict on a freshly built network, and by rule its quantity and severity."""
     (x, y), _ = digits()
     torch.manual_seed(MEASURED_SEED)
-    measured = measure(candidate.build(), x[:BATCH], y[:BATCH])
+    measured = measure(candidate.build(), x[:BATCH], y[:BATCH], families=FAMILIES)
     signs = {rule.__name__: rule(measured) for rule in RULES}
     return judge(measured), {name: (sign.value, sign.severity) for name, sign in signs.items() if sign is not None}
 

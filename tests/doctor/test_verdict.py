@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import unskip
 from unskip.doctor import Verdict, judge
-from unskip.doctor.verdict import DIFFERENCE, NEAR_FAR, RELATIVE, SATURATED, STEP, SUREST, Limit
+from unskip.doctor.verdict import DIFFERENCE, FAMILIES, NEAR_FAR, RELATIVE, SATURATED, STEP, SUREST, Limit
 from unskip.measures import Measured, Series, measure
 from unskip.methods import method_names
 from unskip.models.cifar import cifar_resnet
@@ -37,7 +37,7 @@ def mlp(depth: int, act: type[nn.Module], deviation: float, norm: type[nn.Module
 
 
 def verdict_on(network: nn.Module) -> Verdict:
-    return judge(measure(network, *digits()))
+    return judge(measure(network, *digits(), families=FAMILIES))
 
 
 def blank(**changes: object) -> Measured:
@@ -133,7 +133,7 @@ def test_nothing_measured_is_doubtful() -> None:
 def test_half_a_measurement_acquits_nobody_but_can_condemn() -> None:
     x, y = digits()
     torch.manual_seed(3)
-    healthy = measure(cifar_resnet(20, in_chans=1), x, y)
+    healthy = measure(cifar_resnet(20, in_chans=1), x, y, families=FAMILIES)
     assert judge(healthy).fate == "trains"
     no_gradient = dataclasses.replace(
         healthy, series={name: series for name, series in healthy.series.items() if "gradient" not in name}
@@ -177,7 +177,7 @@ def test_severity_is_0_at_the_limit_and_1_where_the_slack_ends(limit: Limit) -> 
 
 def test_near_the_limit_a_verdict_is_doubtful_and_names_the_reason() -> None:
     torch.manual_seed(3)
-    measured = measure(cifar_resnet(20, in_chans=1), *digits())
+    measured = measure(cifar_resnet(20, in_chans=1), *digits(), families=FAMILIES)
     verdict = judge(dataclasses.replace(measured, numbers=measured.numbers | {"input_loss": NEAR_FAR.at}))
     assert (verdict.fate, verdict.mechanism) == ("doubtful", "dissipating")
     assert verdict.confidence == pytest.approx(0.5)

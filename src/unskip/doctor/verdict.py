@@ -24,6 +24,7 @@ from unskip.methods import method_names
 Fate = Literal["trains", "doubtful", "fails"]
 Mechanism = Literal["dissipating", "singularity", "exploding gradient", "vanishing gradient", "saturation"]
 NAN = float("nan")
+FAMILIES = ("activation", "gradient", "dissipation")  # the measures that the rules read
 DOUBT = 0.25  # severities this close to 0 are doubtful: less than 62 % sure
 SUREST = 0.95  # no more is claimed on the evidence of some forty small networks
 STEEP = 2.0  # confidence is 1 / (1 + exp(-STEEP |severity|))
