@@ -5,7 +5,7 @@ Five rules, one per mechanism. Each compares one quantity of the untrained netwo
 - dissipating: near/far at the last hidden layer is too large (papers/pnnh.md, section 3.1).
 - singularity: (1 - likeness) √recovery there, what differs between inputs, is too small (papers/plainnet.md, V.B).
 - exploding gradient: Polyak's step, loss / |gradient|², a learning rate that fits, is too small (papers/seqnet.md, 2).
-- vanishing gradient: gradient over weight, in the tenth of the trunk's layers where it is smallest, is too small.
+- vanishing gradient: gradient over weight, in the first tenth of the trunk's layers, is too small.
 - saturation: too many outputs of an activation are large and pass no gradient back (papers/plainnet.md, V.A).
 
 `severity` puts all five on one scale: 0 at the limit, 1 where the slack ends, negative where it is healthy. The worst
@@ -74,11 +74,11 @@ class Limit:
 NEAR_FAR = Limit(at=0.65, slack=1.3)
 DIFFERENCE = Limit(at=0.026, slack=0.6)
 STEP = Limit(at=6e-4, slack=0.5)
-RELATIVE = Limit(at=1e-3, slack=0.4)
+RELATIVE = Limit(at=6e-3, slack=0.7)
 SATURATED = Limit(at=0.8, slack=1.15)
 NOISE_FLOOR = 0.1  # a recovery (R²) below this says no more than that it is small, with a batch of 64
 PARTLY_SATURATED = 0.3  # past this share, saturation is what lies behind lost inputs and gradients
-SHRUNK = 3.0  # severity of a vanishing gradient past which it is what makes inputs look alike
+SHRUNK = 8.0  # severity of a vanishing gradient past which it is what makes inputs look alike
 
 
 def judge(measured: Measured) -> Verdict:
@@ -265,25 +265,25 @@ def exploding(measured: Measured) -> Sign | None:
 
 
 def vanishing(measured: Measured) -> Sign | None:
-    """Gradients too small to move the weights: relative gradient in the tenth of the layers where it is smallest.
+    """Gradients too small to move the weights: gradient over weight in the first tenth of the trunk's layers.
 
-    Layers inside a branch do not count where the trunk has weights of its own: a branch that starts at zero
-    (zero-initialised norms, layer scale) gets its gradient later, while the trunk carries the signal.
+    There the gradient has come furthest. Layers inside a branch do not count where the trunk has weights of its own: a
+    branch that starts at zero (zero-initialised norms, layer scale) gets its gradient later, if the trunk carries it.
     """
     sizes = finite(by_layer(measured, "relative_gradient"))
     trunk = {layer.name for layer in measured.layers if layer.trunk}
     sizes = {name: size for name, size in sizes.items() if name in trunk} or sizes
     if not sizes:
         return None
-    value = geometric_mean(sorted(sizes.values())[: max(1, len(sizes) // 10)])
+    value = geometric_mean(list(sizes.values())[: max(1, len(sizes) // 10)])
     return Sign(
         mechanism="vanishing gradient",
         value=value,
         limit=RELATIVE.at,
         severity=RELATIVE.severity(value),
         layer=next((name for name in reversed(sizes) if RELATIVE.passed(sizes[name])), None),
-        clause=f"gradients are too small to move the weights ({value:.0e} of their size)",
-        healthy=f"gradients reach every layer ({value:.1g} of the weights' size)",
+        clause=f"gradients are too small for SGD to move the weights ({value:.0e} of their size)",
+        healthy=f"gradients reach the first layers ({value:.1g} of the weights' size)",
     )
 
 
@@ -340,7 +340,9 @@ def remedies(sign: Sign, measured: Measured) -> tuple[str, ...]:
         lower = f"Train with a learning rate below {sign.value:.0e}." if 1e-6 < sign.value < 1 else None
         first = rebuilt("seq", "pnnh") if normalised else (gain, norm, *rebuilt("pnnh"))
         return (*first, *([lower] if lower else []), skips)
-    return (gain, *([] if normalised else [norm]), *rebuilt("pnnh"), skips)
+    adaptive = "Train it with AdamW, whose steps do not shrink with the gradient."
+    first = (gain, adaptive) if fading else (adaptive, gain)
+    return (*first, *([] if normalised else [norm]), *rebuilt("pnnh"), skips)
 
 
 def rebuilt(*methods: str) -> tuple[str, ...]:
