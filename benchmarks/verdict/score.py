@@ -5,14 +5,15 @@ python benchmarks/verdict/score.py OUT/fates.json [--out OUT/score.md] [--measur
 
 import json
 
-from networks import RESERVE, SCORE
+from networks import RESERVE, SCORE, SECOND
 from tune import arguments, table, write
 
 
 def main() -> None:
-    given = arguments(__doc__)
-    fates = json.loads(given.fates.read_text())["score"]
-    group = {name: candidate for name, candidate in (SCORE | RESERVE).items() if name in fates}
+    given = arguments(__doc__, lists=["score", "second"])
+    fates = json.loads(given.fates.read_text())[given.list]
+    known = SECOND if given.list == "second" else SCORE | RESERVE
+    group = {name: candidate for name, candidate in known.items() if name in fates}
     lines, data, right = table(group, fates)
     lines += ["", f"{right} of {len(data)} right."]
     print(lines[-1])

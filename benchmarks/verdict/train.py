@@ -1,6 +1,6 @@
 """The fates: trains every network of the validation by the one recipe of README.md.
 
-    python benchmarks/verdict/train.py OUT/fates.json [--only tune|score] [--match TEXT] [--reserve]
+    python benchmarks/verdict/train.py OUT/fates.json [--only tune|score|second] [--match TEXT] [--reserve]
 
 Goes on where it stopped. Nothing is measured here.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from networks import RESERVE, SCORE, TUNE, Candidate
+from networks import RESERVE, SCORE, SECOND, TUNE, Candidate
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -99,16 +99,16 @@ def fate(candidate: Candidate) -> dict[str, Any]:
 
 
 def candidates(only: str | None, reserve: bool) -> dict[str, dict[str, Candidate]]:
-    """The two lists, with the reserve in SeqNet's place where that method does not exist."""
+    """The lists, with the reserve in SeqNet's place where that method does not exist."""
     score = {name: candidate for name, candidate in SCORE.items() if not (reserve and name == "seqnet44")}
-    lists = {"tune": TUNE, "score": score | RESERVE if reserve else score}
+    lists = {"tune": TUNE, "score": score | RESERVE if reserve else score, "second": SECOND}
     return lists if only is None else {only: lists[only]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--only", choices=["tune", "score"])
+    parser.add_argument("--only", choices=["tune", "score", "second"])
     parser.add_argument("--match", default="", help="only networks with this in their name, for several processes")
     parser.add_argument("--reserve", action="store_true", help="residual_half32 in place of seqnet44")
     arguments = parser.parse_args()

@@ -85,16 +85,17 @@ def write(out: Path | None, measured: Path | None, lines: list[str], data: dict[
         measured.write_text(json.dumps({"about": about, "networks": data}, indent=1))
 
 
-def arguments(doc: str | None) -> argparse.Namespace:
+def arguments(doc: str | None, lists: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("fates", type=Path)
     parser.add_argument("--out", type=Path, help="Markdown table")
     parser.add_argument("--measured", type=Path, help="the same as JSON")
+    parser.add_argument("--list", choices=lists, default=lists[0])
     return parser.parse_args()
 
 
 def main() -> None:
-    given = arguments(__doc__)
+    given = arguments(__doc__, lists=["tune"])
     fates = json.loads(given.fates.read_text())["tune"]
     lines, data, right = table({name: TUNE[name] for name in TUNE if name in fates}, fates)
     lines += ["", f"{right} of {len(data)} right.", "", *margins(data)]
