@@ -1,4 +1,4 @@
-"""The networks that the verdict is set on (TUNE) and scored on (SCORE), each with the fate guessed before training.
+"""The networks that the verdict is set on (TUNE) and scored on (SCORE, SECOND), with fates guessed before training.
 
 All read digits of 1 x 8 x 8 and return 10 logits. README.md has the same lists as prose.
 """
@@ -207,8 +207,8 @@ SCORE = _candidates(
 )
 RESERVE = _candidates(("residual_half32", "trains", lambda: resnet(32, "residual_half")))
 
-# Written when the rules were committed and before any of these was trained or measured: of SCORE, 10 of 12 train, so that
-# a verdict that always says "trains" would have scored 10.
+# Written when the rules were committed, before any of these was trained or measured: 10 of the 12 networks in SCORE
+# train, so that a verdict that always says "trains" would have scored 10.
 SECOND = _candidates(
     ("mlp50 mish he", "fails", lambda: mlp(50, nn.Mish)),
     ("mlp24 tanh xavier", "trains", lambda: mlp(24, nn.Tanh, gain=1)),
