@@ -144,6 +144,24 @@ def test_half_a_measurement_acquits_nobody_but_can_condemn() -> None:
     assert judge(measure(cifar_resnet(20, in_chans=1), x, y, families=["gradient"])).fate == "doubtful"
 
 
+def test_a_head_that_starts_at_zero_hides_gradients_and_condemns_nobody() -> None:
+    network = mlp(4, nn.ReLU, 1.4)
+    nn.init.zeros_(network[-1].weight)
+    verdict = verdict_on(network)
+    assert verdict.fate == "doubtful"
+    assert "starts at zero" in verdict.sentence
+    nn.init.normal_(network[-1].weight, 0, 0.1)
+    assert verdict_on(network).fate == "trains"
+
+
+def test_branches_that_start_at_zero_are_no_vanishing_gradient() -> None:
+    network = cifar_resnet(20, in_chans=1)
+    for name, parameter in network.named_parameters():
+        if name.endswith("bn2.weight"):
+            nn.init.zeros_(parameter)
+    assert verdict_on(network).fate == "trains"
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0])
 def test_judge_answers_whatever_the_numbers_are(bad: float) -> None:
     torch.manual_seed(3)

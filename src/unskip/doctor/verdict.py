@@ -78,6 +78,7 @@ RELATIVE = Limit(at=6e-3, slack=0.7)
 SATURATED = Limit(at=0.8, slack=1.15)
 NOISE_FLOOR = 0.1  # a recovery (R²) below this says no more than that it is small, with a batch of 64
 PARTLY_SATURATED = 0.3  # past this share, saturation is what lies behind lost inputs and gradients
+AGAIN = "Measure it on a batch of at least 16 real inputs, with parameters that take gradients."
 SHRUNK = 8.0  # severity of a vanishing gradient past which it is what makes inputs look alike
 
 
@@ -93,28 +94,17 @@ def judge(measured: Measured) -> Verdict:
     rules: tuple[Callable[[Measured], Sign | None], ...] = (dissipating, singularity, exploding, vanishing, saturation)
     signs = [sign for rule in rules if (sign := rule(measured)) is not None]
     if not signs:
-        return Verdict(
-            fate="doubtful",
-            sentence="Nothing can be said: neither the signal nor the gradient of this network could be measured.",
-            mechanism=None,
-            layer=None,
-            remedies=("Measure it on a batch of at least 16 real inputs, with parameters that take gradients.",),
-            confidence=0.5,
-        )
+        return undecided("Nothing can be said: neither signal nor gradient of this network could be measured.", AGAIN)
     worst = max(signs, key=lambda sign: sign.severity)
     if worst.severity > -DOUBT:
         return condemned(cause(worst, signs, measured), worst.severity, measured)
     followed = {sign.mechanism for sign in signs}
     if not {"dissipating", "exploding gradient"} <= followed:
         what = "the input" if "dissipating" not in followed else "the gradient"
-        return Verdict(
-            fate="doubtful",
-            sentence=f"Nothing speaks against this network, but {what} could not be followed through it.",
-            mechanism=None,
-            layer=None,
-            remedies=("Measure it on a batch of at least 16 real inputs, with parameters that take gradients.",),
-            confidence=0.5,
-        )
+        hint = AGAIN
+        if starts_at_zero(measured):
+            hint = "Its last layer starts at zero and hides all other gradients: measure it again after an update."
+        return undecided(f"Nothing speaks against this network, but {what} could not be followed through it.", hint)
     healthy = {sign.mechanism: sign.healthy for sign in signs}
     return Verdict(
         fate="trains",
@@ -123,6 +113,12 @@ def judge(measured: Measured) -> Verdict:
         layer=None,
         remedies=(),
         confidence=confidence(worst.severity),
+    )
+
+
+def undecided(sentence: str, hint: str) -> Verdict:
+    return Verdict(
+        fate="doubtful", sentence=f"{sentence} {hint}", mechanism=None, layer=None, remedies=(hint,), confidence=0.5
     )
 
 
@@ -244,7 +240,7 @@ def exploding(measured: Measured) -> Sign | None:
     norms = finite(by_layer(measured, "gradient_norm"))
     loss = measured.numbers.get("loss", NAN)
     total = sum(norm * norm for norm in norms.values())
-    if not norms or not math.isfinite(loss) or not total > 0:
+    if not norms or not math.isfinite(loss) or not total > 0 or starts_at_zero(measured):
         return None
     step = abs(loss) / total
     so_far, layer = 0.0, None
@@ -273,7 +269,7 @@ def vanishing(measured: Measured) -> Sign | None:
     sizes = finite(by_layer(measured, "relative_gradient"))
     trunk = {layer.name for layer in measured.layers if layer.trunk}
     sizes = {name: size for name, size in sizes.items() if name in trunk} or sizes
-    if not sizes:
+    if not sizes or starts_at_zero(measured):
         return None
     value = geometric_mean(list(sizes.values())[: max(1, len(sizes) // 10)])
     return Sign(
@@ -285,6 +281,12 @@ def vanishing(measured: Measured) -> Sign | None:
         clause=f"gradients are too small for SGD to move the weights ({value:.0e} of their size)",
         healthy=f"gradients reach the first layers ({value:.1g} of the weights' size)",
     )
+
+
+def starts_at_zero(measured: Measured) -> bool:
+    """Whether the last layer's weights are zero: it alone has a gradient, and the others get theirs after an update."""
+    norms = list(by_layer(measured, "gradient_norm").values())
+    return len(norms) > 1 and norms[-1] > 0 and not any(norms[:-1])
 
 
 def saturation(measured: Measured) -> Sign | None:
