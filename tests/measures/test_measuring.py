@@ -11,37 +11,8 @@ import torchvision
 from torch import Tensor, nn
 
 import unskip
+from tests.measures.networks import hooks, same, snapshot
 from unskip.measures import DEFAULT, Family, Findings, measure, measuring, register_family
-
-
-def snapshot(network: nn.Module) -> dict[str, object]:
-    """Everything that a measurement must leave as it was."""
-    return {
-        "state": {key: value.clone() for key, value in network.state_dict().items()},
-        "modes": [module.training for module in network.modules()],
-        "grads": [None if p.grad is None else p.grad.clone() for p in network.parameters()],
-        "requires": [p.requires_grad for p in network.parameters()],
-        "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state()[1].tolist(),
-        "python": random.getstate(),
-    }
-
-
-def same(left: object, right: object) -> bool:
-    if isinstance(left, Tensor):
-        return isinstance(right, Tensor) and torch.equal(left.nan_to_num(), right.nan_to_num())
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, list):
-        return len(left) == len(right) and all(map(same, left, right))
-    return left == right
-
-
-def hooks(network: nn.Module) -> int:
-    return sum(
-        len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
-        for module in network.modules()
-    )
 
 
 def convnet() -> nn.Sequential:

@@ -7,7 +7,17 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from unskip.measures import activation, cushion, dissipation, dominance, gradient, scaling, singularity, weights
+from unskip.measures import (
+    activation,
+    cushion,
+    dissipation,
+    dists,
+    dominance,
+    gradient,
+    scaling,
+    singularity,
+    weights,
+)
 from unskip.measures.losses import Loss
 from unskip.measures.probe import Family, Probe
 from unskip.measures.series import Measured
@@ -15,9 +25,9 @@ from unskip.measures.state import preserved, unwrap
 
 FAMILIES: dict[str, Family] = {
     module.FAMILY.name: module.FAMILY
-    for module in (activation, gradient, dissipation, scaling, singularity, cushion, dominance, weights)
+    for module in (activation, gradient, dissipation, scaling, singularity, cushion, dominance, weights, dists)
 }
-DEFAULT = tuple(FAMILIES)
+DEFAULT = tuple(name for name in FAMILIES if name != "dists")  # which needs weights that are to be downloaded
 
 
 def register_family(family: Family) -> Family:

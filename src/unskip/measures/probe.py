@@ -257,6 +257,8 @@ class Probe:
 
     def run(self, arguments: tuple, keywords: dict) -> Any:
         torch.manual_seed(self.seed)  # the same dropout in every pass; the caller's generators are preserved
+        # Copies, since some networks change their input in place, and the batch is the caller's.
+        arguments, keywords = mapped((arguments, keywords), lambda x: x if x.requires_grad else x.clone())
         try:
             return self.network(*arguments, **keywords)
         except HookError:
