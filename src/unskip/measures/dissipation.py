@@ -65,9 +65,11 @@ def near_far(clean: Tensor, noisy: Tensor) -> float:
 
 
 def likeness(features: Tensor) -> float:
-    """How alike the samples look at a layer: the mean cosine between two different ones, (B, ...)::
+    """How alike the samples look at a layer, the mean cosine between two different ones::
 
-    likeness = mean_{i<j} <f(x_i), f(x_j)> / |f(x_i)| |f(x_j)|
+        likeness = mean_{i<j} <f(x_i), f(x_j)> / |f(x_i)| |f(x_j)|
+
+    At 1 the layer gives the same for all, up to scale.
     """
     rows = F.normalize(features.flatten(1).double(), dim=1, eps=1e-300)
     count = len(rows)
