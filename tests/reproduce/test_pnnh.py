@@ -1,5 +1,6 @@
 """papers/pnnh.md, Figure 1: where networks lose their input."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +30,10 @@ def test_a_plain_network_loses_its_input_and_pnnh_keeps_it() -> None:
     lost = {}
     for method in ("plain", "pnnh"):
         torch.manual_seed(0)
-        _, ratio, recovered = losses(plainify(cifar_resnet(44), method), x, noisy)
-        lost[method] = (ratio[-1], recovered[-1])
-        assert ratio[0] < 0.1  # the stem knows
-        assert recovered[0] > 0.6
+        _, found = losses(plainify(cifar_resnet(44), method), x, noisy)
+        lost[method] = (found["near_far"][-1], found["recovery"][-1])
+        assert found["near_far"][0] < 0.1  # the stem knows
+        assert found["recovery"][0] > 0.6
     assert lost["plain"][0] > 0.5 > 0.3 > lost["pnnh"][0]
     assert lost["plain"][1] < 0.2 < 0.4 < lost["pnnh"][1]
 
@@ -59,6 +60,12 @@ def test_the_figure_is_drawn(tmp_path: Path) -> None:
     written = reproduce("pnnh-figure1", out=tmp_path, depth=20, images=24, seeds=1)
     assert 10_000 < written.files[0].stat().st_size < 150_000
     assert len(written.outcome.lines) == 4
+
+
+def test_dists_without_its_parts_is_a_sentence_before_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "torchmetrics.functional.image", None)  # as where it is not installed
+    with pytest.raises(ValueError, match="--dists needs torchmetrics and the weights of VGG-16"):
+        reproduce("pnnh-figure1", out=tmp_path, dists=True)
 
 
 def test_what_a_user_gets_wrong_is_said(tmp_path: Path) -> None:

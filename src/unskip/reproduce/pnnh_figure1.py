@@ -2,7 +2,7 @@
 
 The paper scores layers by DISTS, the perceptual distance to the input image, which needs VGG-16's weights. Here two
 measures need none: `near_far`, whether a trifle of noise looks like another image, and `recovery`, how much of the
-image can be read off a layer.
+image can be read off a layer. `--dists` adds the paper's own.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from torchvision.models import vgg19_bn
 
 from unskip.measures import near_far, record_outputs, recovery
 from unskip.measures.dissipation import NOISE, downscaled, sketch
+from unskip.measures.dists import SAMPLES, dissimilarity, picture, side_of
 from unskip.models.cifar import cifar_resnet
 from unskip.reproduce.drawing import FAINT, OTHER, PLAIN, PNNH, RESIDUAL, dress, panels
 from unskip.reproduce.images import load_set, sample_images
@@ -35,6 +36,9 @@ class Figure1:
     seeds: Annotated[int, "initialisations of each network"] = 3
     dataset: Annotated[str, "digits, cifar10, cifar100, fashion_mnist or npz"] = "digits"
     data: Annotated[Path | None, "where the data set lies; digits are embedded"] = None
+    dists: Annotated[bool, "DISTS too; needs torchmetrics, and downloads VGG-16's weights where they are not there"] = (
+        False
+    )
 
     def __post_init__(self) -> None:
         if self.images < 16 or self.seeds < 1:
@@ -64,20 +68,44 @@ def outputs(network: nn.Module) -> list[tuple[int, str]]:
     return [(1, "act1"), *((3 + 2 * i, path) for i, path in enumerate(blocks))]
 
 
-def losses(network: nn.Module, x: Tensor, noisy: Tensor) -> tuple[list[int], list[float], list[float]]:
-    """Depths, near_far and recovery at each output, BatchNorm with the statistics of the batch."""
+def losses(
+    network: nn.Module, x: Tensor, noisy: Tensor, *, dists: bool = False
+) -> tuple[list[int], dict[str, list[float]]]:
+    """Depths and, at each output, the measures by name; BatchNorm with the statistics of the batch."""
     depths, paths = zip(*outputs(network), strict=True)
     clean, other = (record_outputs(network.train(), paths, images) for images in (x, noisy))
     target = downscaled(x)
-    ratios = [near_far(clean[path], other[path]) for path in paths]
-    recovered = [recovery(sketch(clean[path].flatten(1), seed=0), target) for path in paths]
-    return list(depths), ratios, recovered
+    found = {
+        "near_far": [near_far(clean[path], other[path]) for path in paths],
+        "recovery": [recovery(sketch(clean[path].flatten(1), seed=0), target) for path in paths],
+    }
+    if dists:
+        found["dists"] = perceptual([clean[path] for path in paths], x)
+    return list(depths), found
+
+
+def perceptual(layers: list[Tensor], images: Tensor) -> list[float]:
+    """Mean DISTS between each layer's feature maps, as grey pictures, and the images, over a few of them.
+
+    All layers in one call, since each call loads VGG-16.
+    """
+    side, count = side_of(images), len(images[:SAMPLES])
+    shown = torch.cat([picture(features[:SAMPLES], 1, side) for features in layers])
+    try:
+        scores = dissimilarity(shown, picture(images[:SAMPLES], 1, side).repeat(len(layers), 1, 1, 1))
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(
+            f"pnnh-figure1: --dists needs torchmetrics and the weights of VGG-16, and something is missing: {reason}. "
+            "Leave it out; the other two measures need neither."
+        ) from error
+    return scores.view(len(layers), count).mean(1).tolist()
 
 
 @reproduction(
     "pnnh-figure1",
     source="papers/pnnh.md, Figure 1, section 3.1",
-    shows="where VGG-like, residual and PNNH networks lose their input, by two measures that need no weights",
+    shows="where VGG-like, residual and PNNH networks lose their input, by measures that need no weights, and DISTS",
     config=Figure1,
 )
 def figure1(config: Figure1) -> Outcome:
@@ -87,31 +115,36 @@ def figure1(config: Figure1) -> Outcome:
     possible = recovery(sketch(x.flatten(1), seed=0), downscaled(x))
     name = config.data.stem if config.data is not None and config.dataset == "npz" else data.name
     title = f"Where the input is lost, at initialisation ({config.images} test images of {name})"
-    figure, axes = panels(1, 2, size=(9.2, 4.0), title=title)
+    measures = ("near_far", "recovery", "dists") if config.dists else ("near_far", "recovery")
+    figure, axes = panels(1, len(measures), size=(4.6 * len(measures), 4.0), title=title)
     numbers: dict[str, object] = {"recovery from the images themselves": possible}
+    if config.dists:  # first, so that what is missing is said before the work
+        (level,) = perceptual([torch.rand(x.shape, generator=torch.Generator().manual_seed(0))], x)
+        numbers["DISTS of noise"] = level
+        axes[2].axhline(level, color=FAINT, linestyle=":", linewidth=1)
+        axes[2].text(1, level, "noise", fontsize=7.5, color=FAINT, va="bottom")
+        dress(axes[2], x="layers passed", y="DISTS to the image", title="looks like the image?")
     lines = []
     for label, (build, colour) in networks(config.depth).items():
         runs = []
         for seed in range(config.seeds):
             torch.manual_seed(seed)
             network = build()
-            runs.append(losses(network, x, x + NOISE * x.std() * torch.randn_like(x)))
-        depth = np.array(runs[0][0])
-        for ax, curves in zip(
-            axes, (np.array([run[1] for run in runs]), np.array([run[2] for run in runs])), strict=True
-        ):
+            depths, found = losses(network, x, x + NOISE * x.std() * torch.randn_like(x), dists=config.dists)
+            runs.append(found)
+        depth = np.array(depths)
+        mean = {}
+        for ax, measure in zip(axes, measures, strict=True):
+            curves = np.array([run[measure] for run in runs])
+            mean[measure] = curves.mean(0)
             ax.fill_between(depth, curves.min(0), curves.max(0), color=colour, alpha=0.2, linewidth=0)
-            ax.plot(depth, curves.mean(0), "o-", color=colour, markersize=2.5, linewidth=1.2, label=label)
-        ratio, recovered = np.array([run[1] for run in runs]).mean(0), np.array([run[2] for run in runs]).mean(0)
-        lost = depth[ratio > LOST]
-        numbers[label] = {
-            "depth": depth.tolist(),
-            "near_far": [run[1] for run in runs],
-            "recovery": [run[2] for run in runs],
-        }
+            ax.plot(depth, mean[measure], "o-", color=colour, markersize=2.5, linewidth=1.2, label=label)
+        lost = depth[mean["near_far"] > LOST]
+        numbers[label] = {"depth": depths} | {measure: [run[measure] for run in runs] for measure in measures}
         lines.append(
-            f"{label}: near/far {ratio[-1]:.3f} and recovery R² {recovered[-1]:.2f} at layer {depth[-1]} (n = "
-            f"{config.seeds}); near/far above {LOST} {f'from layer {lost[0]}' if len(lost) else 'nowhere'}."
+            f"{label}: near/far {mean['near_far'][-1]:.3f} and recovery R² {mean['recovery'][-1]:.2f} at layer "
+            f"{depth[-1]} (n = {config.seeds}); near/far above {LOST} "
+            f"{f'from layer {lost[0]}' if len(lost) else 'nowhere'}."
         )
     axes[0].axhline(1, color=FAINT, linestyle=":", linewidth=1)
     axes[0].text(1, 1.07, "noise moves an image as far as another image", fontsize=7.5, color=FAINT)
