@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from timm.models import VisionTransformer
 from torch import Tensor, nn
 
 import unskip
@@ -61,18 +62,18 @@ def check_whole(verdict: Verdict) -> None:
 
 
 FAILING = {
-    "tanh, weights too small": (lambda: mlp(40, nn.Tanh, 0.7), "vanishing gradient"),
-    "sigmoid": (lambda: mlp(12, nn.Sigmoid, 1.0), "vanishing gradient"),
-    "tanh, weights too large": (lambda: mlp(40, nn.Tanh, 4.0), "saturation"),
-    "relu, weights too large": (lambda: mlp(40, nn.ReLU, 2.4), "exploding gradient"),
-    "relu, 100 layers": (lambda: mlp(100, nn.ReLU, math.sqrt(2)), "singularity"),
-    "relu and batchnorm, 60 layers": (lambda: mlp(60, nn.ReLU, math.sqrt(2), nn.BatchNorm1d), "dissipating"),
+    "tanh, weights too small": (lambda: mlp(40, nn.Tanh, 0.7), "vanishing gradient", "larger"),
+    "sigmoid": (lambda: mlp(12, nn.Sigmoid, 1.0), "vanishing gradient", "larger"),
+    "tanh, weights too large": (lambda: mlp(40, nn.Tanh, 4.0), "saturation", "smaller"),
+    "relu, weights too large": (lambda: mlp(40, nn.ReLU, 2.4), "exploding gradient", "smaller"),
+    "relu, 100 layers": (lambda: mlp(100, nn.ReLU, math.sqrt(2)), "singularity", "BatchNorm"),
+    "relu and batchnorm, 60 layers": (lambda: mlp(60, nn.ReLU, math.sqrt(2), nn.BatchNorm1d), "dissipating", "skip"),
 }
 
 
 @pytest.mark.parametrize("case", FAILING)
 def test_networks_that_fail(case: str) -> None:
-    build, mechanism = FAILING[case]
+    build, mechanism, remedy = FAILING[case]
     torch.manual_seed(3)
     network = build()
     verdict = verdict_on(network)
@@ -80,6 +81,7 @@ def test_networks_that_fail(case: str) -> None:
     assert verdict.mechanism == mechanism
     check_whole(verdict)
     assert verdict.layer in dict(network.named_modules())
+    assert any(remedy in one for one in verdict.remedies)
 
 
 def test_a_plain_network_of_110_layers_loses_its_input() -> None:
@@ -152,6 +154,14 @@ def test_a_head_that_starts_at_zero_hides_gradients_and_condemns_nobody() -> Non
     assert "starts at zero" in verdict.sentence
     nn.init.normal_(network[-1].weight, 0, 0.1)
     assert verdict_on(network).fate == "trains"
+
+
+def test_a_transformer_is_told_to_leave_sgd() -> None:
+    options = {"img_size": 8, "patch_size": 2, "in_chans": 1, "num_classes": 10}
+    verdict = verdict_on(VisionTransformer(**options, embed_dim=48, depth=6, num_heads=4))
+    assert (verdict.fate, verdict.mechanism) == ("fails", "vanishing gradient")
+    check_whole(verdict)
+    assert "AdamW" in verdict.sentence
 
 
 def test_branches_that_start_at_zero_are_no_vanishing_gradient() -> None:

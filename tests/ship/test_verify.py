@@ -151,7 +151,12 @@ def test_shared_modules_have_one_line_for_each_run() -> None:
     [
         ("resnet20", nn.Identity(), IMAGES, "verify: a='resnet20' is not an nn.Module"),
         (nn.Identity(), None, IMAGES, "verify: b=None is not an nn.Module"),
-        (nn.Identity(), nn.Identity(), torch.arange(3), "verify: example=torch.int64 .* must be a batch of floating-point inputs"),
+        (
+            nn.Identity(),
+            nn.Identity(),
+            torch.arange(3),
+            "verify: example=torch.int64 .* must be a batch of floating-point inputs",
+        ),
         (nn.Identity(), nn.Identity(), [1.0], r"verify: example=\[1.0\] must be a batch"),
         (nn.Identity(), nn.Flatten(), IMAGES, r"a gives \(2, 3, 9, 8\) and b gives \(2, 216\)"),
         (nn.Identity(), nn.Linear(5, 2), IMAGES, r"verify: b \(Linear\) can't run in float32 on .*\(2, 3, 9, 8\)"),

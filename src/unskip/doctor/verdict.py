@@ -322,29 +322,26 @@ def saturated_shares(measured: Measured) -> dict[str, float]:
 def remedies(sign: Sign, measured: Measured) -> tuple[str, ...]:
     """What helps against a mechanism in this network, the likeliest first."""
     kinds = {layer.kind for layer in measured.layers}
-    normalised = "norm" in kinds
-    saturated = max(saturated_shares(measured).values(), default=0.0) > PARTLY_SATURATED
-    norm = "Put a BatchNorm or LayerNorm before each non-linearity."
+    norm = () if "norm" in kinds else ("Put a BatchNorm or LayerNorm before each non-linearity.",)
     skips = "Keep or add a skip connection every two layers."
-    variance = list(finite(by_layer(measured, "activation_variance")).values())
-    fading = len(variance) > 1 and variance[-1] < variance[0]
-    size = "larger" if fading or sign.mechanism == "vanishing gradient" else "smaller"
-    gain = f"Initialise the weights {size}: N(0, 2/fan_in) before a ReLU or GELU, orthogonal before a tanh."
-    if saturated or sign.mechanism == "saturation":
+    tied = "Start each pair of layers as a matrix and its transpose, as unskip's seqnet_mlp does."
+    sizes = "N(0, 2/fan_in) before a ReLU or GELU, orthogonal before a tanh"
+    convolutional = "conv" in kinds  # what plainify reads
+    if sign.mechanism == "saturation":
         smaller = "Initialise the weights smaller, so that the non-linearities are not saturated."
-        return (smaller, *([] if normalised else [norm]), *rebuilt("pnnh"))
+        return (smaller, *norm, skips)
     if sign.mechanism == "dissipating":
-        return (*rebuilt("pnnh", "seq"), *([] if normalised else [norm]), skips)
+        return (*(rebuilt("pnnh", "seq") if convolutional else (tied,)), *norm, skips)
     if sign.mechanism == "singularity":
         leaky = "Use a leaky ReLU with slope 0.3: negative outputs keep units and inputs apart."
-        return (*([] if normalised else [norm]), leaky, *rebuilt("iso", "pnnh"), skips)
+        return (*norm, leaky, *(rebuilt("pnnh") if convolutional else (tied,)), skips)
     if sign.mechanism == "exploding gradient":
-        lower = f"Train with a learning rate below {sign.value:.0e}." if 1e-6 < sign.value < 1 else None
-        first = rebuilt("seq", "pnnh") if normalised else (gain, norm, *rebuilt("pnnh"))
-        return (*first, *([lower] if lower else []), skips)
+        lower = (f"Train with a learning rate below {sign.value:.0e}.",) if 1e-5 < sign.value < 1 else ()
+        smaller = f"Initialise the weights smaller: {sizes}."
+        return (*norm, *([smaller] if norm else []), *(rebuilt("seq", "pnnh") if convolutional else ()), *lower, skips)
     adaptive = "Train it with AdamW, whose steps do not shrink with the gradient."
-    first = (gain, adaptive) if fading else (adaptive, gain)
-    return (*first, *([] if normalised else [norm]), *rebuilt("pnnh"), skips)
+    larger = f"Initialise the weights larger: {sizes}."
+    return (*((larger, *norm, adaptive) if norm else (adaptive, larger)), skips)
 
 
 def rebuilt(*methods: str) -> tuple[str, ...]:
