@@ -50,7 +50,11 @@ class Visit:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(file.as_uri())
-        self.page.wait_for_function("document.querySelectorAll('.now[data-layer]').length > 0")
+        self.page.locator(".now[data-layer]").first.wait_for()
+
+    def wait_for(self, layer: str) -> None:
+        """Until the plots show a layer. (Playwright's wait_for_function needs eval, which the page forbids.)"""
+        self.page.locator(f".now[data-layer='{layer}']").first.wait_for()
 
     def shown(self) -> list[str]:
         """The layer that each plot says it shows."""

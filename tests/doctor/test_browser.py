@@ -84,7 +84,7 @@ def test_the_layer_picked_is_the_layer_shown(two: Visit) -> None:
     page = two.page
     assert set(two.shown()) == {"layer5.conv", "blocks.10.mlp"}  # the suspect first; 5 of 11 is 10 of 23
     page.get_by_label("Layer of first").select_option(label="layer9.conv")
-    page.wait_for_function("document.querySelector('.now').textContent.startsWith('layer9.conv')")
+    two.wait_for("layer9.conv")
     assert set(two.shown()) == {"layer9.conv", "blocks.19.mlp"}
     value = page.locator(".now").first.inner_text()
     assert value == "layer9.conv: 38.4"  # 1.5^9
@@ -92,7 +92,7 @@ def test_the_layer_picked_is_the_layer_shown(two: Visit) -> None:
     assert picked_x(two, "near_far", 1) == pytest.approx(point_x(two, "near_far", 1, 19), abs=1)
     assert page.get_by_label("Position in first").get_attribute("aria-valuetext") == "layer9.conv"
     page.locator("button.where").click()
-    page.wait_for_function("document.querySelector('.now').textContent.startsWith('layer5.conv')")
+    two.wait_for("layer5.conv")
 
 
 def test_arrow_keys_move_through_all_plots(two: Visit) -> None:
@@ -100,12 +100,12 @@ def test_arrow_keys_move_through_all_plots(two: Visit) -> None:
     page.locator("h1").click()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    page.wait_for_function("document.querySelector('.now').dataset.layer === 'layer7.conv'")
+    two.wait_for("layer7.conv")
     page.keyboard.press("ArrowLeft")
-    page.wait_for_function("document.querySelector('.now').dataset.layer === 'layer6.conv'")
+    two.wait_for("layer6.conv")
     page.get_by_label("Position in second").focus()
     page.keyboard.press("End")
-    page.wait_for_function("document.querySelector('.now').dataset.layer === 'layer11.conv'")
+    two.wait_for("layer11.conv")
     assert set(two.shown()) == {"layer11.conv", "blocks.23.mlp"}
     page.keyboard.press("ArrowRight")  # there is nothing beyond the end
     assert set(two.shown()) == {"layer11.conv", "blocks.23.mlp"}
@@ -116,7 +116,7 @@ def test_a_click_picks_the_layer_and_a_hover_names_it(two: Visit) -> None:
     place = page.locator(".plot[data-plot=near_far][data-network='0']")
     x = point_x(two, "near_far", 0, 3)
     place.click(position={"x": x, "y": 100})
-    page.wait_for_function("document.querySelector('.now').dataset.layer === 'layer3.conv'")
+    two.wait_for("layer3.conv")
     place.hover(position={"x": point_x(two, "near_far", 0, 8), "y": 90})
     tip = page.locator(".tip:visible")
     tip.wait_for()

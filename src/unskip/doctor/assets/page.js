@@ -99,7 +99,7 @@
     const text = { color: INK.soft, fontSize: 12, fontFamily: "inherit" };
     return {
       animation: false,
-      grid: { left: 8, right: 14, top: 30, bottom: 24, outerBoundsMode: "same", outerBoundsContain: "axisLabel" },
+      grid: { left: 8, right: 14, top: 10, bottom: 24, outerBoundsMode: "same", outerBoundsContain: "axisLabel" },
       tooltip: {
         trigger: "axis", confine: true, transitionDuration: 0, padding: [6, 10],
         backgroundColor: "var(--card)", borderColor: INK.line, extraCssText: "box-shadow:0 2px 10px rgba(0,0,0,.15)",
@@ -120,7 +120,6 @@
       },
       yAxis: {
         type: axis.log ? "log" : "value", min: axis.min, max: axis.max, interval: axis.interval, logBase: 10,
-        name: plot.label, nameLocation: "end", nameGap: 15, nameTextStyle: { ...text, align: "left", padding: [0, 0, 0, -4] },
         axisLabel: { ...text, color: INK.faint, formatter: (v) => (axis.log ? power(Math.round(Math.log10(v))) : show(v)) },
         axisLine: { show: false }, axisTick: { show: false }, splitLine: { lineStyle: { color: INK.grid } },
       },
@@ -181,7 +180,7 @@
       details.append(table(plot, network, rows));
       mark(entry);
     });
-    box.append(place, details);
+    box.append(el("p", { class: "unit", "aria-hidden": "true" }, plot.label), place, details);
     const entry = { place, network, which, plot, axis, now, rows, lookup: new Map(series.x.map((x, i) => [x, i])) };
     charts.push(entry);
     return box;
@@ -308,7 +307,7 @@
     width = plots.clientWidth;
     fit();
   }).observe(plots);
-  addEventListener("beforeprint", () => fit({ width: networks.length > 1 ? 330 : 480, height: 165 }));
+  addEventListener("beforeprint", () => fit({ width: networks.length > 1 ? 330 : 480, height: 150 }));
   addEventListener("afterprint", () => fit({ width: "auto", height: "auto" }));
   document.querySelectorAll("button.where").forEach((button) =>
     button.addEventListener("click", () => { pick(Number(button.dataset.network), Number(button.dataset.layer)); plots.scrollIntoView(); }));
