@@ -45,3 +45,7 @@ class Picky(nn.Module):
 
 
 READY = nn.Sequential(nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(10))

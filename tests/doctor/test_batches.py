@@ -9,6 +9,7 @@ from PIL import Image
 from torch import nn
 
 from tests.doctor.test_loading import HERE
+from tests.measures.networks import same, snapshot
 from unskip.doctor.batches import load_batch
 from unskip.doctor.loading import Subject, load_network
 
@@ -106,3 +107,27 @@ def test_what_a_network_can_not_read_is_said_with_the_way_out() -> None:
         load_batch(load_network(f"{HERE}:Picky"))
     subject = load_network(f"{HERE}:Picky", input_size=(3, 20, 20))
     assert load_batch(subject).images.shape == (64, 3, 20, 20)
+
+
+def test_lazy_layers_take_their_shape_from_the_batch() -> None:
+    subject = load_network(f"{HERE}:lazy", input_size=(64,))
+    load_batch(subject)
+    assert subject.network[0].weight.shape == (8, 64)
+    assert subject.network[1].running_mean.shape == (8,)
+
+
+@pytest.mark.parametrize("precision", [torch.float64, torch.bfloat16])
+def test_a_network_gets_numbers_of_its_own_precision(precision: torch.dtype) -> None:
+    network = nn.Linear(64, 10).to(precision)
+    assert load_batch(Subject(name="net", network=network, input_size=(64,))).images.dtype == precision
+
+
+def test_nothing_is_compiled_or_changed_by_a_try() -> None:
+    def refuse(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        raise AssertionError("compiled")
+
+    network = nn.Sequential(nn.Linear(64, 10), nn.BatchNorm1d(10, track_running_stats=True), nn.Dropout())
+    network[2].eval()
+    before = snapshot(network)
+    load_batch(Subject(name="net", network=torch.compile(network, backend=refuse), input_size=(64,)))  # type: ignore[arg-type]
+    assert same(before, snapshot(network))

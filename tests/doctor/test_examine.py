@@ -15,7 +15,7 @@ def test_shapes_in_words() -> None:
     assert parse_shape("784") == (784,)
 
 
-def test_a_page_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_page_that_is_there_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "report.html"
     check_free(file, force=False)
     file.write_text("old")
@@ -26,3 +26,6 @@ def test_a_page_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
         check_free(tmp_path, force=True)
     with pytest.raises(ValueError, match=r"the folder .* of --out does not exist"):
         check_free(tmp_path / "nowhere" / "report.html", force=False)
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(ValueError, match=r"nothing can be written into the folder"):
+        check_free(tmp_path / "other.html", force=False)

@@ -45,8 +45,19 @@ def test_diagnose_measures_judges_and_leaves_the_network_alone() -> None:
 def test_wrong_arguments_get_a_sentence() -> None:
     with pytest.raises(ValueError, match=r"diagnose: net='resnet18' is not an nn.Module; build the network first"):
         unskip.diagnose("resnet18", torch.zeros(2, 3))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"diagnose: images must be a tensor \(B, ...\), not list"):
-        unskip.diagnose(nn.Linear(3, 3), [1, 2])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"diagnose: images must be a tensor \(B, ...\), .* not list"):
+        unskip.diagnose(nn.Linear(3, 3), [1, 2])
+
+
+def test_tokens_and_several_arguments_are_diagnosed() -> None:
+    tokens = torch.randint(11, (16, 9))
+    net = nn.Sequential(nn.Embedding(11, 6), nn.Flatten(), nn.Linear(54, 4))
+    assert unskip.diagnose(net, tokens).batch == (16, 9)
+    two = nn.Bilinear(5, 6, 4)
+    batch = (torch.randn(16, 5), torch.randn(16, 6))
+    assert unskip.diagnose(two, batch).batch == (16, 5)
+    named = unskip.diagnose(two, {"input1": batch[0], "input2": batch[1]})
+    assert named.measured.numbers["loss"] > 0
 
 
 def test_json_holds_everything(tmp_path: Path) -> None:

@@ -217,3 +217,29 @@ def test_a_hostile_layer_name_is_quoted() -> None:
     verdict = judge(blank(series={"relative_gradient": series}))
     assert verdict.layer == name
     assert repr(name) in verdict.sentence
+
+
+def test_weights_that_are_not_finite_are_named() -> None:
+    network = mlp(4, nn.ReLU, 1.0)
+    with torch.no_grad():
+        network[5].weight[0, 0] = math.nan
+    verdict = judge(measure(network, *digits()))
+    assert verdict.remedies == ("The weights of layer '5' are not finite: make or load them again.",)
+    assert verdict.remedies[0] in verdict.sentence
+
+
+def test_a_network_whose_backward_pass_fails_does_not_train() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Sigmoid(), nn.ReLU(inplace=True), nn.Linear(32, 10))
+    verdict = verdict_on(network)
+    assert verdict.fate == "fails"
+    assert "backward pass fails" in verdict.sentence
+    assert "inplace=False" in verdict.sentence
+    network[3].inplace = False
+    assert verdict_on(network).fate != "fails"
+
+
+def test_a_network_of_zeros_is_told_to_start_from_something() -> None:
+    network = mlp(4, nn.ReLU, 0.0)
+    verdict = verdict_on(network)
+    assert verdict.fate == "fails"
+    assert "Initialise the weights larger" in verdict.sentence

@@ -232,3 +232,28 @@ def test_a_family_of_your_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="already"):
         register_family(Family(name="mine", report=lambda probe: Findings()))
     assert set(DEFAULT) <= set(measuring.FAMILIES)
+
+
+def test_weights_that_are_made_from_others_are_weights_of_their_layer() -> None:
+    made = nn.utils.parametrizations
+    network = nn.Sequential(made.weight_norm(nn.Linear(5, 6)), nn.ReLU(), made.spectral_norm(nn.Linear(6, 3)))
+    batch = torch.randn(16, 5)
+    before = snapshot(network)
+    measured = measure(network, batch)
+    assert same(before, snapshot(network))
+    assert [(layer.name, layer.kind) for layer in measured.layers] == [
+        ("0", "linear"),
+        ("1", "activation"),
+        ("2", "linear"),
+    ]
+    for name in ("gradient_norm", "relative_gradient", "layer_cushion", "backward_ratio"):
+        assert set(measured.series[name].layers) >= {"0", "2"}
+        assert np.isfinite(measured.series[name].values).all()
+
+
+def test_a_backward_pass_that_fails_is_told() -> None:
+    network = nn.Sequential(nn.Linear(5, 5), nn.Sigmoid(), nn.ReLU(inplace=True), nn.Linear(5, 3))
+    failure = measure(network, torch.randn(16, 5)).failure
+    assert failure is not None
+    assert "inplace" in failure
+    assert measure(nn.Linear(5, 3), torch.randn(16, 5)).failure is None

@@ -100,3 +100,9 @@ def test_extremes_and_wrong_arguments() -> None:
         dominance_ratio(20, **COMMON, form="printed")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"p=1\.2 must be a probability"):
         expected_dominance_plain(20, hops=5, p=1.2)
+
+
+def test_plain_networks_of_thousands_of_units() -> None:
+    # E_m[θ] ~ sqrt(2 / (π m)) for large m, so that σ falls with the root of the width.
+    wide, wider = (expected_dominance_plain(n, hops=3, p=0.5) for n in (1000, 4000))
+    assert wide / wider == pytest.approx(2, rel=1e-3)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from unskip.doctor.loading import Shape, Subject
+from unskip.measures.state import preserved
 from unskip.train.feed import open_image
 from unskip.train.recipe import Recipe
-from unskip.train.rng import seeded
 from unskip.train.sets import IMAGE_FILES, DataSet, Split, load
 
 
@@ -60,10 +60,16 @@ def load_batch(subject: Subject, data: str | None = None, *, size: int | None = 
         batch = replace(batch, images=batch.images.reshape(size, *shape))
     if subject.guessed:
         batch = replace(batch, words=f"{batch.words} (a size that was guessed)")
+    batch = replace(batch, images=batch.images.to(_precision(subject.network)))
     outputs = _try_out(subject, batch.images)
     if batch.targets is not None and (outputs is None or int(batch.targets.max()) >= outputs):
         return replace(batch, targets=None, words=f"{batch.words}, with random classes")
     return batch
+
+
+def _precision(network: nn.Module) -> torch.dtype:
+    """The type of the first floating-point parameter, which is what the network reads."""
+    return next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.get_default_dtype())
 
 
 def _by(shape: Shape) -> str:
@@ -174,11 +180,10 @@ def _try_out(subject: Subject, images: Tensor) -> int | None:
     Refuses a network that does not take the batch.
     """
     network = subject.network
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
     try:
-        with torch.no_grad(), seeded(0):
-            output = network(images[:2])
+        # Eagerly, since compiling takes a minute and only a shape is wanted.
+        with preserved(network), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            output = network.eval()(images[:2])
     except Exception as error:  # any network may fail in its own way
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         how = "That shape is a guess; say" if subject.guessed else "Say"
@@ -186,7 +191,4 @@ def _try_out(subject: Subject, images: Tensor) -> int | None:
             f"doctor: {subject.name} can't read a batch of shape {_by(tuple(images[:2].shape))}: {reason}. {how} the "
             "shape of one input with --input-size, for instance 3x32x32."
         ) from error
-    finally:
-        for module, mode in modes:
-            module.training = mode
     return output.shape[1] if isinstance(output, Tensor) and output.dim() == 2 else None

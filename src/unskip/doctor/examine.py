@@ -1,5 +1,6 @@
 """What `unskip doctor` does: a network from a word, a batch for it, a report."""
 
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -77,3 +78,7 @@ def check_free(out: Path | None, force: bool) -> None:
         raise ValueError(f"doctor: {str(out)!r} is there already. Choose another --out, or overwrite it with --force.")
     if not out.parent.is_dir():
         raise ValueError(f"doctor: the folder {str(out.parent)!r} of --out does not exist. Make it first.")
+    if not os.access(out.parent, os.W_OK):
+        raise ValueError(
+            f"doctor: nothing can be written into the folder {str(out.parent)!r} of --out. Choose another."
+        )

@@ -11,6 +11,7 @@ import torchvision
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from unskip.methods.registry import nearest
 from unskip.models import ENTRIES, create_model
@@ -137,6 +138,8 @@ def _call(build: Callable[[], Any], word: str) -> Any:
 def _guess(network: nn.Module) -> Shape:
     """What the first layer with weights would read; () where it does not tell."""
     for module in network.modules():
+        if isinstance(module, LazyModuleMixin):
+            return ()
         if isinstance(module, nn.Conv2d):
             return (module.in_channels, GUESSED_SIDE, GUESSED_SIDE)
         if isinstance(module, nn.Conv1d):

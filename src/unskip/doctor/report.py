@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 
 from unskip.doctor.page import plain, render
 from unskip.doctor.table import table
 from unskip.doctor.verdict import Verdict, judge
 from unskip.measures import Measured, measure
+from unskip.measures.kinds import tensors_in
 from unskip.train.checkpoint import write_atomically
 
 FORMAT = "unskip-report-1"
@@ -25,7 +26,7 @@ class Report:
     verdict: Verdict
     measured: Measured
     parameters: int  # trained
-    batch: tuple[int, ...]  # shape of what the network was shown
+    batch: tuple[int, ...]  # shape of what the network was shown, of the first tensor if it is several
     data: str  # where that came from, in words
 
     @property
@@ -67,8 +68,8 @@ class Report:
 
 def diagnose(
     net: nn.Module,
-    images: Tensor,
-    targets: Tensor | None = None,
+    images: Any,
+    targets: Any = None,
     *,
     name: str | None = None,
     data: str = "a batch of the caller's",
@@ -80,23 +81,26 @@ def diagnose(
 
     Args:
         net: any network that takes `images`.
-        images: a batch as training would show it, (B, ...); 32 to 128 inputs are plenty.
-        targets: their classes, (B,); random classes unless given.
+        images: a batch as training would show it, (B, ...); 32 to 128 inputs are plenty. Token numbers are welcome; a
+            tuple is several arguments, a dict keyword arguments.
+        targets: their classes, (B,), or a tensor like the output; random classes unless given.
         name: what the report calls the network; its class unless given.
         data: where the batch came from, in words, for the reader of the report.
         seed: of what is drawn to measure: noise, random classes, random directions.
     """
     if not isinstance(net, nn.Module):
         raise ValueError(f"diagnose: net={net!r} is not an nn.Module; build the network first.")
-    if not isinstance(images, Tensor):
-        raise ValueError(f"diagnose: images must be a tensor (B, ...), not {type(images).__name__}.")
+    if not tensors_in(images):
+        raise ValueError(
+            f"diagnose: images must be a tensor (B, ...), or a tuple or dict of some, not {type(images).__name__}."
+        )
     measured = measure(net, images, targets, seed=seed)
     return Report(
         name=name or type(net).__name__,
         verdict=judge(measured),
         measured=measured,
         parameters=sum(p.numel() for p in net.parameters() if p.requires_grad),
-        batch=tuple(images.shape),
+        batch=tuple(tensors_in(images)[0].shape),
         data=data,
     )
 

@@ -88,7 +88,7 @@ def judge(measured: Measured) -> Verdict:
     A measure that is missing or not a number leaves its rule out; where the gradient or the input could not be followed
     at all, the verdict is no better than doubtful unless another rule condemns the network.
     """
-    broken = not_finite(measured)
+    broken = cannot_run(measured) or not_finite(measured)
     if broken is not None:
         return broken
     rules: tuple[Callable[[Measured], Sign | None], ...] = (dissipating, singularity, exploding, vanishing, saturation)
@@ -173,6 +173,23 @@ def place(sign: Sign, measured: Measured) -> str:
 # ---------------------------------------------------------------- the five rules
 
 
+def cannot_run(measured: Measured) -> Verdict | None:
+    """A backward pass that fails: no rule is needed."""
+    if measured.failure is None:
+        return None
+    cure = "Run loss.backward() on it, and mend what the error names."
+    if "inplace" in measured.failure:
+        cure = "Give its non-linearities inplace=False, and write x = x + y for x += y where the error comes from."
+    return Verdict(
+        fate="fails",
+        sentence=f"This network can't be trained as it is: its backward pass fails ({measured.failure}). {cure}",
+        mechanism=None,
+        layer=None,
+        remedies=(cure,),
+        confidence=SUREST,
+    )
+
+
 def not_finite(measured: Measured) -> Verdict | None:
     """A loss or an activation that is NaN or infinite: no rule is needed."""
     variance = by_layer(measured, "activation_variance")
@@ -190,6 +207,10 @@ def not_finite(measured: Measured) -> Verdict | None:
     )
     verdict = condemned(sign, sign.severity, measured)
     where = "" if layer is None else f" from layer {layer!r} on"
+    sizes = by_layer(measured, "weight_deviation")
+    bad = next((name for name, size in sizes.items() if not math.isfinite(size)), None)
+    if bad is not None:
+        verdict = replace(verdict, remedies=(f"The weights of layer {bad!r} are not finite: make or load them again.",))
     sentence = f"This network will not train: its numbers are infinite or NaN{where}. {verdict.remedies[0]}"
     return replace(verdict, sentence=sentence)
 

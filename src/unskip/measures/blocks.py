@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from unskip.measures.kinds import has_parts
+
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
@@ -57,7 +59,7 @@ def runs(module: nn.Module, path: str) -> list[Block]:
 
     for name, child in module.named_children():
         place = f"{path}.{name}" if path else name
-        if list(child.children()):
+        if has_parts(child):
             close()
             found += runs(child, place)
         elif isinstance(module, nn.Sequential):
@@ -69,7 +71,7 @@ def runs(module: nn.Module, path: str) -> list[Block]:
 
 
 def composite(module: nn.Module) -> bool:
-    return not isinstance(module, CONTAINERS) and any(True for _ in module.children())
+    return not isinstance(module, CONTAINERS) and has_parts(module)
 
 
 def has_weight(module: nn.Module) -> bool:

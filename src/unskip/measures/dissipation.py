@@ -71,6 +71,8 @@ def likeness(features: Tensor) -> float:
 
     At 1 the layer gives the same for all, up to scale.
     """
+    if not torch.any(features):
+        return 1.0  # a layer of zeros
     rows = F.normalize(features.flatten(1).double(), dim=1, eps=1e-300)
     count = len(rows)
     return ((rows.sum(0).square().sum() - rows.square().sum()) / (count * (count - 1))).item()

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unskip.measures.kinds import PARAMETRIZATIONS
 from unskip.measures.probe import Family, Layer, Probe
 from unskip.measures.series import About, Findings
 
@@ -109,11 +110,16 @@ def weight_layers(probe: Probe) -> list[tuple[Layer, list[str]]]:
         and (
             names := [
                 f"{layer.path}.{name}" if layer.path else name
-                for name, parameter in layer.module.named_parameters(recurse=layer.kind == "attention")
-                if parameter.ndim >= 2
+                for name, parameter in layer.module.named_parameters()
+                if parameter.ndim >= 2 and (layer.kind == "attention" or "." not in name or made(name))
             ]
         )
     ]
+
+
+def made(name: str) -> bool:
+    """Whether a parameter is what a module makes its own weight from (weight norm, spectral norm)."""
+    return name.startswith(f"{PARAMETRIZATIONS}.")
 
 
 def report(probe: Probe) -> Findings:

@@ -24,6 +24,14 @@ BY_NAME = {
 }
 
 
+PARAMETRIZATIONS = "parametrizations"  # where torch.nn.utils.parametrize keeps what a weight is made from
+
+
+def has_parts(module: nn.Module) -> bool:
+    """Whether a module is made of others. What a weight is made from (weight norm, spectral norm) is no part."""
+    return any(name != PARAMETRIZATIONS for name, _ in module.named_children())
+
+
 def kind_of(module: nn.Module) -> str:
     """The kind of a layer: by class where PyTorch has one, else by the name of the class."""
     if isinstance(module, nn.modules.conv._ConvNd):
@@ -40,7 +48,7 @@ def kind_of(module: nn.Module) -> str:
         return "norm"
     if isinstance(module, nn.Dropout | nn.Identity | nn.Flatten | nn.Unflatten):
         return "pass"
-    if any(True for _ in module.children()):
+    if has_parts(module):
         return "block"
     if isinstance(module, ACTIVATIONS):
         return "activation"

@@ -82,4 +82,5 @@ def measure(
         numbers={"loss": probe.loss} | {name: value for found in findings for name, value in found.numbers.items()},
         layers=tuple(layer.info() for layer in probe.layers),
         notes=(*probe.notes, *(note for found in findings for note in found.notes)),
+        failure=probe.failure,
     )

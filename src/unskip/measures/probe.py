@@ -13,7 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from unskip.measures.graph import Edge, cuts, edge_of, entries
-from unskip.measures.kinds import by_sample, by_unit, floating_in, kind_of, tensors_in, unit_axis
+from unskip.measures.kinds import (
+    PARAMETRIZATIONS,
+    by_sample,
+    by_unit,
+    floating_in,
+    has_parts,
+    kind_of,
+    tensors_in,
+    unit_axis,
+)
 from unskip.measures.losses import Loss, loss_of
 from unskip.measures.series import Findings, LayerInfo
 
@@ -141,6 +150,7 @@ class Probe:
         self.layers: list[Layer] = []
         self.notes: list[str] = []
         self.loss = float("nan")
+        self.failure: str | None = None  # why the backward pass fails, where it does
         self.weight_gradients: dict[str, Tensor | None] = {}  # by name of parameter
         self.input_gradient: Tensor | None = None
         self.arguments, self.keywords = as_call(batch)
@@ -174,7 +184,7 @@ class Probe:
         self.notes.insert(0, "Measured in training mode: BatchNorm uses the statistics of this batch.")
 
     def start_over(self) -> None:
-        self.layers, self.notes, self.weight_gradients = [], [], {}
+        self.layers, self.notes, self.weight_gradients, self.failure = [], [], {}, None
 
     def forward_and_backward(self, families: Sequence[Family]) -> None:
         leaf = None
@@ -214,8 +224,8 @@ class Probe:
         except HookError:
             raise
         except RuntimeError as error:
-            reason = str(error).split(". ")[0].rstrip(".")
-            self.notes.append(f"The backward pass fails, and so would training: {reason}. No gradients measured.")
+            self.failure = str(error).split(". ")[0].rstrip(".")
+            self.notes.append(f"The backward pass fails, and so would training: {self.failure}. No gradients measured.")
             for layer in self.layers:
                 layer.back.clear()
             return
@@ -319,6 +329,8 @@ class Probe:
 
         with ExitStack() as stack:
             for path, module in self.network.named_modules():
+                if PARAMETRIZATIONS in path.split("."):
+                    continue  # puts out a weight, and no signal
                 stack.callback(module.register_forward_pre_hook(partial(before, path), with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(partial(after, path), with_kwargs=True).remove)
             yield
@@ -327,7 +339,7 @@ class Probe:
         """Adds a layer for a call, unless it only handed on what is a layer already."""
         kind = kind_of(call.module)
         edge = edge_of(call.output)
-        composite = any(True for _ in call.module.children())
+        composite = has_parts(call.module)
         if edge is None:
             if kind == "pass" or composite:
                 return

@@ -71,3 +71,4 @@ class Measured:
     numbers: dict[str, float]  # one number per network, e.g. "gradient_growth"
     layers: tuple[LayerInfo, ...]  # in order of execution
     notes: tuple[str, ...]  # how it was measured, and what could not be; whole sentences
+    failure: str | None = None  # why the backward pass fails, where it does

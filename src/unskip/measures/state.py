@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 
 def unwrap(network: nn.Module) -> nn.Module:
@@ -28,7 +29,7 @@ def preserved(network: nn.Module) -> Iterator[None]:
         (module, name, buffer, buffer.detach().clone())
         for module in network.modules()
         for name, buffer in module._buffers.items()
-        if buffer is not None
+        if buffer is not None and not is_lazy(buffer)  # which has no value yet
     ]
     parameters = [(parameter, parameter.requires_grad, parameter.grad) for parameter in network.parameters()]
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []

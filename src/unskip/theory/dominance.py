@@ -84,6 +84,14 @@ def expected_dominance_plain(n: int, *, hops: int, p: float) -> float:
     total = (1 - p) ** (n - 1)  # no other unit is on
     for m in range(1, n):
         density = weight * np.cos(theta) ** (m - 1)
-        share = math.comb(n - 1, m) * p**m * (1 - p) ** (n - 1 - m)
+        share = binomial(m, n - 1, p)
         total += share * 2 / math.pi * float(density @ theta / density.sum())
     return p * total * (1 - (1 - p) ** n) ** (hops - 1)
+
+
+def binomial(m: int, n: int, p: float) -> float:
+    """The probability that m of n independent Bernoulli(p) are 1, by logarithms, since the coefficient overflows."""
+    if p in (0, 1):
+        return float(m == n * p)
+    choose = math.lgamma(n + 1) - math.lgamma(m + 1) - math.lgamma(n - m + 1)
+    return math.exp(choose + m * math.log(p) + (n - m) * math.log1p(-p))
