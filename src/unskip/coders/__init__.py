@@ -2,6 +2,7 @@
 
 from unskip.coders.bank import PRETEXTS, CoderBank, act_name, make_coder
 from unskip.coders.cache import cache_dir
+from unskip.coders.cheap import CheapCoder, cheap_form
 from unskip.coders.closed import FORMS, averaging, odd_part_is_identity
 from unskip.coders.coder import Coder, CoderRef, CoderSpec, TransitionCoder
 from unskip.coders.fit import PRETEXT_TASKS, Fit, fit, floor
@@ -10,6 +11,7 @@ __all__ = [
     "FORMS",
     "PRETEXTS",
     "PRETEXT_TASKS",
+    "CheapCoder",
     "Coder",
     "CoderBank",
     "CoderRef",
@@ -19,6 +21,7 @@ __all__ = [
     "act_name",
     "averaging",
     "cache_dir",
+    "cheap_form",
     "fit",
     "floor",
     "make_coder",

@@ -10,7 +10,7 @@ from unskip.methods.registry import Method, method_names, method_options, regist
 from unskip.methods.residual_half import ResidualHalf
 from unskip.methods.seq import Seq, SeqBlock, SeqBottle, TiedConv
 from unskip.methods.spec import BlockSpec, Layer, Unsupported
-from unskip.methods.stack import stack, stacked
+from unskip.methods.stack import replaced, stack, stacked
 
 __all__ = [
     "PNNH",
@@ -39,6 +39,7 @@ __all__ = [
     "method_names",
     "method_options",
     "register_method",
+    "replaced",
     "resolve_method",
     "stack",
     "stacked",

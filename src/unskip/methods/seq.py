@@ -53,6 +53,22 @@ class TiedConv(nn.Module):
             return F.conv2d(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
 
+    @torch.no_grad()
+    def untied(self) -> Conv:
+        """The plain layer with this weight as its own."""
+        weight, bias = self.weight, self.bias
+        make = {"bias": bias is not None, **factory(self._partner[0])}
+        layer: Conv
+        if isinstance(self._partner[0], nn.Conv2d):
+            layer = nn.Conv2d(weight.shape[1], weight.shape[0], 1, **make)
+        else:
+            layer = nn.Linear(weight.shape[1], weight.shape[0], **make)
+        layer.weight.copy_(weight)
+        if bias is not None:
+            assert layer.bias is not None
+            layer.bias.copy_(bias)
+        return layer
+
 
 class SeqBlock(nn.Sequential):
     """One or two pairs in a row, and no skip. Its layers are conv1, act1, conv2, norm2 and, if there are two, so on."""

@@ -7,6 +7,7 @@ BatchNorm is absorbed, so a block must be in eval mode. What comes out is convol
 """
 
 import copy
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +17,40 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from unskip.coders import Coder, CoderRef, TransitionCoder
 from unskip.methods.dirac import DiracConv2d, DiracLinear, fold_dirac
 from unskip.methods.pnnh import PNNHBlock
+from unskip.methods.seq import TiedConv
 from unskip.methods.spec import BlockSpec, Conv, replace_weight
 
 
-def stacked(network: nn.Module) -> nn.Module:
-    """A copy of the network in which every PNNH block is its stacked form, and every Dirac layer a plain one."""
+def stacked(network: nn.Module, *, keep: Collection[str] = ()) -> nn.Module:
+    """A copy of the network in which every PNNH block is its stacked form, and every Dirac or tied layer a plain one.
+
+    Args:
+        network: in eval mode.
+        keep: paths of PNNH blocks that stay as they are.
+    """
     network = copy.deepcopy(network)
-    kinds = (PNNHBlock, DiracConv2d, DiracLinear)
-    for path, module in [(path, module) for path, module in network.named_modules() if isinstance(module, kinds)]:
-        plain = stack(module, path or "the block") if isinstance(module, PNNHBlock) else fold_dirac(module)
-        if path == "":
-            return plain
-        network.set_submodule(path, plain)
+    for path, module in list(network.named_modules()):
+        plain: nn.Module
+        if isinstance(module, PNNHBlock) and path not in keep:
+            plain = stack(module, path or "the block")
+        elif isinstance(module, DiracConv2d | DiracLinear):
+            plain = fold_dirac(module)
+        elif isinstance(module, TiedConv):
+            plain = module.untied()
+        else:
+            continue
+        network = replaced(network, module, plain.train(module.training))
+    return network
+
+
+def replaced(network: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """The network with one module in the place of another, wherever that stands."""
+    if network is old:
+        return new
+    for parent in network.modules():
+        for name, child in parent._modules.items():
+            if child is old:
+                parent._modules[name] = new
     return network
 
 

@@ -20,7 +20,8 @@ from unskip.measures.state import preserved, unwrap
 
 Precision = Literal["float32", "float64"]
 Source = Literal["example", "random"]
-DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float64": torch.float64}
+# The finer one first: a copy that goes down to float32 afterwards has the weights that a copy of its own would have.
+DTYPES: dict[Precision, torch.dtype] = {"float64": torch.float64, "float32": torch.float32}
 TOLERANCE = 1e-4  # relative; above what float32 leaves of an exact rewriting in networks of ordinary depth
 SHOWN = 12  # layers that a printed check lists
 
@@ -160,8 +161,9 @@ def verify(a: nn.Module, b: nn.Module, example: Tensor, *, seed: int = 0) -> Che
     layers: dict[Precision, dict[str, Error]] = {"float32": {}, "float64": {}}
     of_a: dict[tuple[Source, Precision], Tensor] = {}
     finite = True
+    copies = {name: copy.deepcopy(network) for name, network in networks.items()}
     for precision, dtype in DTYPES.items():
-        copies = {name: copy.deepcopy(network).to(device, dtype) for name, network in networks.items()}
+        copies = {name: network.to(device, dtype) for name, network in copies.items()}
         for source, x in inputs.items():
             recorded = {
                 name: _run(network, x.to(device, dtype), name=name, precision=precision)

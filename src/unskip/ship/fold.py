@@ -1,0 +1,424 @@
+"""fold: a trained network as convolution (or linear layer) + bias + activation + pooling, the same function.
+
+    γ (W x - μ) / √(ν + ε) + β  =  W' x + b'               BatchNorm goes into the layer before it (or into the one
+                                                           behind it, where that does not pad)
+    W_2 σ(W_1 x) + W_dec σ(W_enc x)  =  W_2' σ(W_1' x)     learner and coder are one layer (`unskip.methods.stack`)
+    CReLU(W x)  =  ReLU([W; -W] x)                         looks_linear
+    Ŵ, Wᵀ and the kernels of dominant paths                become the weights of plain layers
+
+Weights are computed in float64. What comes out is compared with what went in before anybody gets it.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from timm.layers import DropPath
+from timm.layers.norm_act import BatchNormAct2d
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+
+from unskip.coders import CheapCoder, Coder, CoderRef, cheap_form
+from unskip.measures.state import unwrap
+from unskip.methods import CReLU, PNNHBlock, SReLU, Unsupported, replaced, stacked
+from unskip.methods.spec import NORMS, Conv, is_activation, replace_weight
+from unskip.models.simplified import DominantBlock, OneLayerBlock
+from unskip.ship.flow import Step, trace
+from unskip.ship.verify import TOLERANCE, Check, verify
+from unskip.surgery import find_blocks
+from unskip.surgery.readers.transformer import SKIP_FREE
+
+Form = Literal["dense", "fast"]
+BatchNorm = nn.modules.batchnorm._BatchNorm
+
+EXACT = 1e-9  # relative error in float64 that an exact rewriting stays below
+FLOAT32_EPS_RATIO = 2.0**-29  # float64's rounding, relative to that of float32
+
+LAYERS = {"conv2d", "linear"}
+POOLING = {"max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "mean", "amax"}
+SHAPES = {"flatten", "reshape", "view", "squeeze"}
+ACTIVATIONS = {"relu", "relu_", "leaky_relu", "prelu", "tanh", "sigmoid", "silu", "gelu", "elu", "hardtanh", "softplus"}
+PER_CHANNEL = {"mean", "adaptive_avg_pool2d", "flatten"}  # an affine map of channels passes through these
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folding:
+    """What `fold` did. It stays with the network as its attribute `folding`."""
+
+    form: Form
+    exact: float  # relative error of the output in float64, before the weights were stored
+    check: Check  # of the network that is returned, in its own dtype
+
+
+class Refusal(ValueError):  # noqa: N818 - a refusal with a reason
+    """Something in the network has no exact folded form. A whole sentence with its path."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"fold: {path!r} {reason}")
+
+
+def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = None) -> nn.Module:
+    """The same function as convolution or linear layers with bias, activations and pooling, and nothing else.
+
+    For CNNs and MLPs that our methods make. Of a transformer, learner and coder are stacked; its norms, its attention
+    and the skips of that stay. The given network stays untouched.
+
+    Args:
+        network: a trained network without skips, in eval mode.
+        form: 'dense' makes one layer of learner and coder; 'fast' keeps a closed-form coder beside the learner as the
+            cheap operation that it is (sums of neighbouring channels), and folds all the rest: transitions, fitted
+            coders, and blocks whose sum a norm reads.
+        example: a batch of inputs to check the result on; without it small random images that the network takes.
+
+    Returns:
+        A new network in the same dtype and on the same device. Its attribute `folding` holds what `verify` found.
+
+    Raises:
+        ValueError: with the path of whatever can't be folded exactly.
+    """
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"fold: network={network!r} is not an nn.Module; give a trained network.")
+    if form not in get_args(Form):
+        raise ValueError(f"fold: form={form!r} must be 'dense' or 'fast'.")
+    network = unwrap(network)
+    dtype, device = _stored(network)
+    _refuse_training(network)
+    original = copy.deepcopy(network).to("cpu", torch.float64)
+    x = _find_example(original, example)
+    transformer = any(isinstance(module, tuple(SKIP_FREE.values())) for module in original.modules())
+    _refuse_skips(original)
+    if not transformer:
+        _refuse_norms(original)
+
+    folded = stacked(original, keep=_kept(original, x) if form == "fast" else ())
+    for module in list(folded.modules()):
+        if isinstance(module, PNNHBlock):
+            module.coder = _cheap(module)
+        elif isinstance(module, DominantBlock):
+            folded = replaced(folded, module, _dominant(module))
+    if not transformer:
+        folded = _without_chance(folded)
+    folded = _absorb_norms(folded, x)
+    folded = _absorb_crelu(folded, x)
+    if not transformer:
+        _refuse_leftovers(trace(folded, x.clone()))
+
+    exact = verify(original, folded, x)
+    # A network that float32 moves far is moved by float64 too, by as much less as its numbers are finer.
+    if exact.worst("float64") > max(EXACT, 10 * exact.rounding * FLOAT32_EPS_RATIO):
+        raise ValueError(f"fold: the folded network is not the same function, so you don't get it.\n{exact}")
+    folded = folded.to(device, dtype)
+    check = exact if dtype == torch.float64 else verify(network, folded, x)
+    if dtype == torch.float32 and check.worst() > max(TOLERANCE, 10 * check.rounding):
+        raise ValueError(f"fold: the folded network is not the same function in float32, so you don't get it.\n{check}")
+    folded.folding = Folding(form=form, exact=exact.worst("float64"), check=check)  # type: ignore[assignment]
+    return folded
+
+
+def _stored(network: nn.Module) -> tuple[torch.dtype, torch.device]:
+    """The one dtype and device of a network."""
+    tensors = [t for t in (*network.parameters(), *network.buffers()) if t.is_floating_point()]
+    kinds = {(t.dtype, t.device) for t in tensors}
+    if any(t.is_meta for t in tensors):
+        raise ValueError("fold: the network is on the meta device and has no weights; load them first.")
+    if len(kinds) > 1:
+        found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise ValueError(f"fold: the network's weights are of several kinds ({found}); bring them to one with .to().")
+    return kinds.pop() if kinds else (torch.float32, torch.device("cpu"))
+
+
+def _refuse_training(network: nn.Module) -> None:
+    for path, module in network.named_modules():
+        if module.training:
+            raise ValueError(
+                f"fold: {path or type(network).__name__!r} is in training mode, where norms depend on the batch and "
+                "dropout on chance; call .eval() on the network first."
+            )
+
+
+def _refuse_skips(network: nn.Module) -> None:
+    """Names the first block with a skip connection of its own."""
+    for path, module in network.named_modules():
+        if isinstance(module, OneLayerBlock) and not module.skip_free:
+            raise Refusal(
+                path,
+                "keeps its skip connection; unskip.models.to_plain makes this network plain, exactly, before fold.",
+            )
+        if getattr(module, "keeps_skip", False):
+            raise Refusal(path, f"({type(module).__name__}) keeps its skip connection, and fold is for plain networks.")
+    for path, block, reader in find_blocks(network):
+        try:
+            skip = reader is not None and reader.read(block, path).skip
+        except Unsupported:
+            skip = True
+        if skip:
+            raise Refusal(
+                path, f"({type(block).__name__}) keeps its skip connection, and fold is for networks without: train one "
+                "that unskip.plainify has made."
+            )  # fmt: skip
+
+
+def _refuse_norms(network: nn.Module) -> None:
+    for path, module in network.named_modules():
+        if isinstance(module, NORMS) and getattr(module, "running_mean", None) is None:
+            raise Refusal(
+                path,
+                f"({type(module).__name__}) depends on its input when the network runs, so no layer can absorb it.",
+            )
+
+
+def _find_example(network: nn.Module, example: Tensor | None) -> Tensor:
+    """The given example in float64, or random inputs of a shape that the network takes."""
+    if example is not None:
+        if not isinstance(example, Tensor) or not example.is_floating_point():
+            raise ValueError(f"fold: example={example!r} must be a batch of floating-point inputs.")
+        return example.detach().to("cpu", torch.float64)
+    generator = torch.Generator("cpu").manual_seed(0)
+    for shape in _shapes(network):
+        x = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
+        try:
+            with torch.no_grad():
+                network(x.clone())
+        except (RuntimeError, ValueError, AssertionError, IndexError, TypeError):
+            continue
+        return x
+    raise ValueError(
+        f"fold: no input was found that {type(network).__name__} takes, to check the result on; give it as example=."
+    )
+
+
+def _shapes(network: nn.Module) -> Sequence[tuple[int, ...]]:
+    """Shapes of one input that the network may take: small, one side odd and one even where that is its choice."""
+    shapes: list[tuple[int, ...]] = []
+    image_shape = getattr(network, "image_shape", None)
+    if image_shape is not None:
+        shapes.append(tuple(image_shape))
+    first = next((m for m in network.modules() if isinstance(m, nn.Conv2d | nn.Linear)), None)
+    if isinstance(first, nn.Linear):
+        shapes.append((first.in_features,))
+    channels = first.in_channels if isinstance(first, nn.Conv2d) else 3
+    size = getattr(getattr(network, "patch_embed", None), "img_size", None)
+    if size is not None:
+        shapes.append((channels, *size))
+    config = getattr(network, "pretrained_cfg", None) or {}
+    input_size = tuple(config.get("input_size", (channels, 32, 32)))
+    side = min(64, input_size[-1])
+    return [*shapes, (channels, side + 1, side), (channels, *input_size[1:])]
+
+
+def _kept(network: nn.Module, x: Tensor) -> set[str]:
+    """Paths of the blocks whose coder is cheaper by itself. A norm behind the sum of the two makes them one layer."""
+    normed = {
+        step.sources[0].module
+        for step in trace(network, x.clone())
+        if step.function == "batch_norm" and step.sources[0] is not None
+    }
+    return {
+        path
+        for path, block in network.named_modules()
+        if isinstance(block, PNNHBlock) and block not in normed and _cheap(block) is not None
+    }
+
+
+def _cheap(block: PNNHBlock) -> CheapCoder | None:
+    coder = block.coder.coder if isinstance(block.coder, CoderRef) else block.coder
+    return cheap_form(coder) if isinstance(coder, Coder) else None
+
+
+@torch.no_grad()
+def _dominant(block: DominantBlock) -> nn.Module:
+    """relu(p * x) with one kernel p: zero but where a channel reads the one of its own number, or all of `lower`."""
+    conv = block.conv
+    if block.times == 1 and block.lower is None:
+        return nn.Sequential(conv, block.act)
+    inputs = conv.in_channels // block.times
+    c = torch.arange(conv.out_channels, device=conv.weight.device)
+    kernel = conv.weight.new_zeros(conv.out_channels, inputs, *conv.kernel_size)
+    kernel[c, c % inputs] = conv.weight[:, 0]
+    dense = replace_weight(conv, kernel)
+    if block.lower is not None:
+        assert dense.bias is not None
+        assert block.lower.bias is not None
+        bias = torch.cat([dense.bias, block.lower.bias])
+        dense = replace_weight(conv, torch.cat([kernel, block.lower.weight]), extra_bias=len(block.lower.bias))
+        assert dense.bias is not None
+        dense.bias.copy_(bias)
+    return nn.Sequential(dense, block.act)
+
+
+def _without_chance(network: nn.Module) -> nn.Module:
+    """Dropout and stochastic depth do nothing in eval mode; a folded network has none."""
+    for module in list(network.modules()):
+        if isinstance(module, nn.modules.dropout._DropoutNd | DropPath):
+            network = replaced(network, module, nn.Identity().eval())
+        if isinstance(getattr(module, "drop_rate", None), float):
+            module.drop_rate = 0.0  # type: ignore[assignment]
+    return network
+
+
+def _absorb_norms(network: nn.Module, x: Tensor) -> nn.Module:
+    """Every BatchNorm into the layer before it, or else into the one behind it."""
+    norms = {path: module for path, module in network.named_modules() if isinstance(module, BatchNorm)}
+    if not norms:
+        return network
+    steps = trace(network, x.clone())
+    runs = _runs(steps)
+    for path, norm in norms.items():
+        own = [step for step in runs.get(norm, []) if step.function == "batch_norm"]
+        if not own:
+            continue  # it is there, but never runs
+        before, behind = _layer_before(own, runs), _layer_behind(own, runs)
+        if before is not None:
+            fuse = fuse_conv_bn_eval if isinstance(before, nn.Conv2d) else fuse_linear_bn_eval
+            layer = fuse(before, norm)  # type: ignore[type-var]
+        elif behind is not None:
+            before = behind
+            layer = _absorb_backwards(norm, behind)
+        else:
+            raise Refusal(path, _why_not(norm, own[0]))
+        act = norm.act if isinstance(norm, BatchNormAct2d) else nn.Identity()
+        network = replaced(replaced(network, before, layer), norm, act.eval())
+        runs[layer] = runs.pop(before)
+        for step in runs[layer]:
+            step.module = layer
+        # As if the norm had never run: what was on both of its sides is neighbours now, for the next norm.
+        for step in own:
+            (source,) = step.sources
+            readers = step.readers
+            if source is not None:
+                source.readers = [r for r in source.readers if r is not step] + readers
+            for reader in readers:
+                reader.sources = [source if s is step else s for s in reader.sources]
+    return network
+
+
+def _runs(steps: list[Step]) -> dict[nn.Module, list[Step]]:
+    runs: dict[nn.Module, list[Step]] = {}
+    for step in steps:
+        runs.setdefault(step.module, []).append(step)
+    return runs
+
+
+def _is_layer(step: Step | None) -> bool:
+    return step is not None and step.function in LAYERS and type(step.module) in (nn.Conv2d, nn.Linear)
+
+
+def _layer_before(own: list[Step], runs: dict[nn.Module, list[Step]]) -> Conv | None:
+    """The layer that writes what these steps of one module read, and that nothing else reads."""
+    found: set[nn.Module] = set()
+    for step in own:
+        (source,) = step.sources[:1] or (None,)
+        if (
+            source is None
+            or not _is_layer(source)
+            or any(reader.module is not step.module for reader in source.readers)
+        ):
+            return None
+        if isinstance(source.module, nn.Linear) and isinstance(step.module, BatchNorm) and len(source.shape) != 2:
+            return None  # the norm reads another axis than the layer writes
+        found.add(source.module)
+    (layer, *others) = found
+    if others or len(runs[layer]) != len({id(step.sources[0]) for step in own}):
+        return None
+    assert isinstance(layer, nn.Conv2d | nn.Linear)
+    return layer
+
+
+def _layer_behind(own: list[Step], runs: dict[nn.Module, list[Step]]) -> Conv | None:
+    """The layer that alone reads what a norm writes, through pooling at most, and that does not pad."""
+    if len(own) != 1 or _activates(own[0].module):
+        return None
+    step, channels = own[0], own[0].shape[1]
+    while len(step.readers) == 1:
+        step = step.readers[0]
+        module = step.module
+        if _is_layer(step):
+            assert isinstance(module, nn.Conv2d | nn.Linear)
+            read = step.sources[0]
+            assert read is not None
+            if isinstance(module, nn.Linear):
+                fits = len(read.shape) == 2 and module.in_features == channels
+            else:
+                fits = module.padding in ("valid", (0, 0)) and module.in_channels == channels
+            return module if fits and len(runs[module]) == 1 else None
+        if step.function not in PER_CHANNEL or len(step.shape) < 2 or step.shape[1] != channels:
+            return None
+    return None
+
+
+def _activates(norm: nn.Module) -> bool:
+    return isinstance(norm, BatchNormAct2d) and not isinstance(norm.act, nn.Identity)
+
+
+@torch.no_grad()
+def _absorb_backwards(norm: BatchNorm, layer: Conv) -> Conv:
+    """W (s x + t) + b = (W s) x + (W t + b), with s = γ / √(ν + ε) and t = β - μ s."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    s = torch.rsqrt(norm.running_var + norm.eps)
+    s = s if norm.weight is None else s * norm.weight
+    t = -norm.running_mean * s
+    t = t if norm.bias is None else t + norm.bias
+    groups = layer.groups if isinstance(layer, nn.Conv2d) else 1
+    weight = layer.weight
+    # (out, in / groups): what each row of the weight reads
+    s, t = (v.view(groups, -1).repeat_interleave(weight.shape[0] // groups, 0) for v in (s, t))
+    column = (*s.shape, *[1] * (weight.ndim - 2))
+    new = replace_weight(layer, weight * s.view(column), groups=groups)
+    shift = (weight * t.view(column)).flatten(1).sum(1)
+    new.bias = nn.Parameter(shift if layer.bias is None else layer.bias + shift)
+    return new
+
+
+def _why_not(norm: BatchNorm, step: Step) -> str:
+    (source,) = step.sources[:1]
+    kind = type(norm).__name__
+    what = "the input" if source is None else f"the {source.function} of {source.where!r}"
+    behind = ", ".join(f"the {r.function} of {r.where!r}" for r in step.readers) or "the output"
+    return (
+        f"({kind}) reads {what}, and {behind} reads it: a norm can only go into a layer whose output it alone reads, or "
+        "into one behind it that does not pad, since the zeros of a padded convolution stand behind the norm."
+    )
+
+
+def _absorb_crelu(network: nn.Module, x: Tensor) -> nn.Module:
+    """CReLU(W x + b) = ReLU([W; -W] x + [b; -b])."""
+    if not any(isinstance(module, CReLU) for module in network.modules()):
+        return network
+    runs = _runs(trace(network, x.clone()))
+    for act in [module for module in runs if isinstance(module, CReLU)]:
+        own = [step for step in runs[act] if step.sources[0] is None or step.sources[0].module is not act]
+        layer = _layer_before(own, runs)
+        if layer is None or (isinstance(layer, nn.Conv2d) and layer.groups > 1):
+            continue
+        with torch.no_grad():
+            mirrored = replace_weight(
+                layer, torch.cat([layer.weight, -layer.weight]), extra_bias=0 if layer.bias is None else len(layer.bias)
+            )
+            if layer.bias is not None:
+                assert mirrored.bias is not None
+                mirrored.bias.copy_(torch.cat([layer.bias, -layer.bias]))
+        network = replaced(replaced(network, layer, mirrored), act, nn.ReLU().eval())
+        runs[mirrored] = runs.pop(layer)
+        for step in runs[mirrored]:
+            step.module = mirrored
+    return network
+
+
+def _refuse_leftovers(steps: list[Step]) -> None:
+    """Names the first function that is no layer, activation, pooling or change of shape."""
+    cheap = {id(step.module): True for step in steps if isinstance(step.module, CheapCoder | PNNHBlock)}
+    for step in steps:
+        module = step.module
+        if step.function in LAYERS | POOLING | SHAPES | ACTIVATIONS or id(module) in cheap:
+            continue
+        if is_activation(module) or isinstance(module, SReLU | CReLU):
+            continue
+        if len(step.sources) > 1 and step.function in ("add", "add_", "iadd", "__add__", "__iadd__"):
+            raise Refusal(step.where, f"({type(module).__name__}) adds two tensors: it keeps a skip connection.")
+        raise Refusal(
+            step.where, f"({type(module).__name__}) calls {step.function!r}, which is no convolution, linear layer, "
+            "activation or pooling and has no exact folded form here."
+        )  # fmt: skip

@@ -1,0 +1,26 @@
+"""A cheap coder is the closed-form coder, without its matrices."""
+
+import pytest
+import torch
+from torch import nn
+
+from unskip.coders import CoderSpec, cheap_form, make_coder
+
+
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize(("pretext", "channels", "code"), [("group_average", 12, 4), ("identity", 10, 4)])
+def test_a_cheap_coder_is_the_coder(pretext: str, channels: int, code: int, linear: bool, paired: bool) -> None:
+    spec = CoderSpec(channels=channels, code=code, pretext=pretext, act="ReLU()", linear=linear, paired=paired, depth=2)
+    coder = make_coder(spec, nn.ReLU())
+    cheap = cheap_form(coder)
+    assert cheap is not None
+    x = torch.randn(3, 5, channels) if linear else torch.randn(3, channels, 5, 4)
+    torch.testing.assert_close(cheap(x.double()), coder.double()(x.double()), rtol=1e-12, atol=1e-12)
+
+
+def test_groups_of_different_sizes_and_fitted_weights_have_no_cheap_form() -> None:
+    assert (
+        cheap_form(make_coder(CoderSpec(channels=7, code=3, pretext="group_average", act="ReLU()"), nn.ReLU())) is None
+    )
+    assert cheap_form(make_coder(CoderSpec(channels=8, code=4, pretext="random", act="ReLU()"), nn.ReLU())) is None
