@@ -103,7 +103,8 @@ CNNS: dict[str, Callable[[], nn.Module]] = {
 
 QUICK = {
     ("plain", "dense"), ("pnnh", "dense"), ("pnnh", "fast"), ("seq, tied", "dense"), ("dirac", "dense"),
-    ("iso", "dense"), ("looks_linear", "dense"), ("wrn, pnnh", "fast"), ("wrn, plain", "dense"), ("dominant, dense", "dense"),
+    ("iso", "dense"), ("looks_linear", "dense"), ("wrn, pnnh", "fast"), ("wrn, plain", "dense"),
+    ("dominant, dense", "dense"),
 }  # fmt: skip
 CASES = [
     pytest.param(name, form, marks=[] if (name, form) in QUICK else [pytest.mark.full])

@@ -159,7 +159,7 @@ def test_shared_modules_have_one_line_for_each_run() -> None:
         ),
         (nn.Identity(), nn.Identity(), [1.0], r"verify: example=\[1.0\] must be a batch"),
         (nn.Identity(), nn.Flatten(), IMAGES, r"a gives \(2, 3, 9, 8\) and b gives \(2, 216\)"),
-        (nn.Identity(), nn.Linear(5, 2), IMAGES, r"verify: b \(Linear\) can't run in float32 on .*\(2, 3, 9, 8\)"),
+        (nn.Identity(), nn.Linear(5, 2), IMAGES, r"verify: b \(Linear\) can't run in float64 on .*\(2, 3, 9, 8\)"),
         (nn.Identity(), nn.LSTM(8, 2), IMAGES[0], r"verify: b \(LSTM\) does not return one tensor"),
         (nn.Linear(2, 2, device="meta"), nn.Identity(), IMAGES, "verify: a network on the meta device"),
     ],

@@ -155,7 +155,7 @@ def _refuse_skips(network: nn.Module) -> None:
             skip = True
         if skip:
             raise Refusal(
-                path, f"({type(block).__name__}) keeps its skip connection, and fold is for networks without: train one "
+                path, f"({type(block).__name__}) keeps its skip connection, and fold is for plain networks: train one "
                 "that unskip.plainify has made."
             )  # fmt: skip
 
@@ -378,8 +378,8 @@ def _why_not(norm: BatchNorm, step: Step) -> str:
     what = "the input" if source is None else f"the {source.function} of {source.where!r}"
     behind = ", ".join(f"the {r.function} of {r.where!r}" for r in step.readers) or "the output"
     return (
-        f"({kind}) reads {what}, and {behind} reads it: a norm can only go into a layer whose output it alone reads, or "
-        "into one behind it that does not pad, since the zeros of a padded convolution stand behind the norm."
+        f"({kind}) reads {what}, and {behind} reads it: a norm can only go into a layer whose output it alone reads, "
+        "or into one behind it that does not pad, since the zeros of a padded convolution stand behind the norm."
     )
 
 
