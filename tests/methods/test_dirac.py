@@ -5,6 +5,7 @@ import timm
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torchvision.models.feature_extraction import create_feature_extractor
 
 import unskip
 from unskip.methods import DiracConv2d, DiracLinear, fold_dirac, stacked
@@ -109,3 +110,41 @@ def test_the_wide_one_is_within_a_percent_of_the_print() -> None:
 def test_wrong_options(option: dict) -> None:
     with pytest.raises(ValueError, match=f"dirac: {next(iter(option))}=.* must be a finite number"):
         unskip.plainify(cifar_resnet(8), "dirac", **option)
+
+
+def test_torchvisions_feature_extractor_traces_it_and_trains_its_weights() -> None:
+    network = unskip.plainify(cifar_resnet(8), "dirac")
+    features = create_feature_extractor(network, ["layer2"])
+    x = torch.randn(2, 3, 16, 16)
+    y = features(x)["layer2"]
+    y.sum().backward()
+    assert network.layer1[0][0].a.grad.any()
+    with torch.no_grad():
+        network.layer1[0][0].a.mul_(2)  # no copy of the weight was kept
+    assert not torch.equal(features(x)["layer2"], y)
+
+
+def test_tied_convolutions_are_refused() -> None:
+    """A tied layer reads the weight of a convolution that would be gone."""
+    with torch.device("meta"):
+        network = unskip.create_model("skip_seqnet50", tie="conv2")
+        assert unskip.plainify(unskip.create_model("skip_seqnet50"), "dirac").surgery.replaced
+    with pytest.raises(ValueError, match=r"its tied convolution has no weight of its own .*; tie='none' has"):
+        unskip.plainify(network, "dirac")
+
+
+@pytest.mark.parametrize(
+    "like",
+    [
+        nn.Conv2d(4, 4, 2),
+        nn.Conv2d(4, 4, 3),
+        nn.Conv2d(4, 4, (1, 3), padding=(0, 1)),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"),
+    ],
+    ids=["even", "not padded", "not square", "circular"],
+)
+def test_layers_that_have_no_identity_are_refused(like: nn.Conv2d) -> None:
+    with pytest.raises(ValueError, match="must be a square, odd convolution with 'same' zero padding"):
+        DiracConv2d(like, 1.0, 0.1)
+    with pytest.raises(ValueError, match="must be a DiracConv2d or a DiracLinear"):
+        fold_dirac(like)

@@ -80,6 +80,11 @@ def test_an_mlp_reads_its_norm_and_is_linear_behind_it() -> None:
         (lambda: torchvision.models.resnext50_32x4d(), {}, "32 groups can't subtract the two halves of a CReLU"),
         (lambda: timm.create_model("mobilenetv2_050"), {}, "groups can't subtract the two halves of a CReLU"),
         (lambda: nn.Sequential(timm.models.resnet.BasicBlock(7, 7)), {}, "its width 7 is odd"),
+        (
+            lambda: nn.Sequential(timm.models.resnet.BasicBlock(7, 8, downsample=nn.Conv2d(7, 8, 1))),
+            {},
+            "it reads 7 channels, and what comes out of a CReLU is an even number",
+        ),
         (lambda: cifar_resnet(8), {"gain": -1.0}, "gain=-1.0 must be above 0"),
     ],
 )

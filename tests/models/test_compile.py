@@ -18,15 +18,20 @@ FAMILIES = ["pnnh_resnet20", "pnnh_wrn16_8", "pnnh_resnet18", "pnnh_resnet50", "
 
 
 RIVALS = [pytest.param(f"{method}_resnet20", marks=pytest.mark.full) for method in METHODS]
+OTHERS = [
+    pytest.param(name, marks=pytest.mark.full)
+    for name in ("cifar_seqnet20", "seqnet_mlp", "plainnet50", "simplified_resnet20", "simplified_dominant20")
+]
 
 
 @pytest.mark.parametrize(
-    "name", [*FAMILIES, "plain_resnet20", pytest.param("pnnh_swin_tiny", marks=pytest.mark.full), *RIVALS]
+    "name", [*FAMILIES, "plain_resnet20", pytest.param("pnnh_swin_tiny", marks=pytest.mark.full), *RIVALS, *OTHERS]
 )
 def test_compiles_to_one_graph(name: str) -> None:
     """Forward and backward, `fullgraph`, against eager."""
     torch._dynamo.reset()
-    network = create(name).train()
+    tied = {"tie": "conv2"} if "seqnet" in name else {}
+    network = create(name, **tied).train()
     for module in network.modules():  # chance would hit the two networks differently
         if isinstance(module, DropPath):
             module.drop_prob = 0.0
@@ -87,6 +92,8 @@ dist.destroy_process_group()
     ("name", "arguments", "side"),
     [
         ("pnnh_resnet20", {}, 16),
+        pytest.param("cifar_seqnet20", {"tie": "conv2"}, 16, marks=pytest.mark.full),
+        pytest.param("dirac_resnet20", {}, 16, marks=pytest.mark.full),
         pytest.param("pnnh_resnet18", {}, 32, marks=pytest.mark.full),
         pytest.param("pnnh_wrn16_8", {}, 8, marks=pytest.mark.full),
         pytest.param("pnnh_resnet50", {}, 32, marks=pytest.mark.full),

@@ -11,9 +11,11 @@ from unskip.methods import stacked
 from unskip.models import ENTRIES
 
 CNNS = [name for name, entry in ENTRIES.items() if entry.family not in ("swin", "vit") and entry.method]
+CNNS += ["simplified_plain20", "simplified_dominant20"]
 QUICK = {
     "plain_resnet20", "pnnh_resnet20", "pnnh_wrn16_8", "pnnh_resnet18", "pnnh_resnet50", "pnnh_mobilenetv2",
     "dirac_resnet20", "iso_resnet20", "delta_tanh_resnet20", "looks_linear_resnet20",
+    "simplified_plain20",
 }  # fmt: skip
 NAMES = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.full]) for name in CNNS]
 

@@ -143,6 +143,8 @@ def test_gradient_checkpointing_changes_nothing() -> None:
         ("plainnet_mlp", {"activation": "gelu"}, "activation='gelu' must be one of 'lrelu', 'prelu', 'relu'"),
         ("plainnet50", {"init": "zeros"}, "init='zeros' must be one of 'he', 'glorot', 'uniform', 'orthogonal'"),
         ("plainnet50", {"slope": 1.0}, "slope=1.0 must be at least 0 and below 1"),
+        ("plainnet50", {"slope": "a"}, "slope='a' must be a finite number"),
+        ("plainnet50", {"in_chans": 0}, "plainnet50: in_chans=0 must be a whole number of at least 1"),
         ("plainnet50", {"depth": 20}, "'plainnet50' has no argument 'depth'"),
         ("plainnet_mlp", {"dept": 20}, "'plainnet_mlp' has no argument 'dept'. Did you mean 'depth'?"),
     ],

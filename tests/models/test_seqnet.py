@@ -103,6 +103,7 @@ def test_mlp_is_a_row_of_pairs() -> None:
         ({"depth": 2}, "depth=2 must be a whole number of at least 4"),
         ({"k": 1}, "k=1 must be a whole number of at least 2"),
         ({"k": 3, "init": "L"}, "k=3 must be even for init='L'"),
+        ({"in_chans": 0}, "in_chans=0 must be a whole number of at least 1"),
         ({"tie": "both"}, "seqnet_mlp: a pair of fully-connected layers has no Conv4 to tie"),
     ],
 )

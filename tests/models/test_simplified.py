@@ -200,6 +200,11 @@ def test_plainify_knows_the_blocks() -> None:
         (lambda: unskip.create_model("simplified_plain20", init="he"), "init='he' must be 'kwi'"),
         (lambda: unskip.create_model("simplified_plain20", inti="kwi"), "no argument 'inti'. Did you mean 'init'"),
         (lambda: unskip.create_model("simplified_dominant20", lower="no"), "lower='no' must be 'diagonal' or 'dense'"),
+        (
+            lambda: unskip.create_model("simplified_dominant20", init="kwi"),
+            "'simplified_dominant20' has no argument 'init'",
+        ),
+        (lambda: dominant_paths(None), "NoneType has no block of a simplified network"),
         (lambda: dominant_paths(nn.Linear(2, 2)), "Linear has no block of a simplified network"),
         (lambda: dominant_paths(unskip.create_model("simplified_dominant20")), "has only its dominant paths already"),
     ],

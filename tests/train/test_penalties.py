@@ -51,6 +51,18 @@ def test_max_norm_is_for_hidden_units() -> None:
     assert torch.equal(network.get_classifier().weight, head)
 
 
+def test_a_wrapped_network_is_penalised_and_constrained_as_the_one_inside() -> None:
+    network = create_model("simplified_plain20")
+    wrapped = torch.compile(nn.DataParallel(network))
+    assert identity_shift(wrapped).keys() == identity_shift(network).keys()
+    decay = ShiftedDecay(1.0, identity_shift(network))
+    assert torch.equal(decay(wrapped), decay(network))
+    network.fc.weight.data.mul_(100)
+    head = network.fc.weight.detach().clone()
+    MaxNorm(1e-3)(wrapped)
+    assert torch.equal(network.fc.weight, head)
+
+
 def test_orthogonality_by_hand() -> None:
     # W = [[1, 1], [0, 1]]: Sigma = [[1, 1], [1, 2]], trace 3, n = 2: 2/3 Sigma - I = [[-1/3, 2/3], [2/3, 1/3]]
     assert orthogonality(torch.tensor([[1.0, 1.0], [0.0, 1.0]])).item() == pytest.approx((1 + 4 + 4 + 1) / 9)

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from unskip.coders import CoderBank
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.pnnh import check_number
 from unskip.methods.registry import register_method
+from unskip.methods.seq import TiedConv
 from unskip.methods.spec import BlockSpec, Conv, Unsupported, describe, factory, replace_weight, square
 
 
@@ -33,6 +34,7 @@ def identity_kernel(weight: Tensor, groups: int = 1) -> Tensor:
     return F.pad(kernel[..., None, None], around)
 
 
+@fx.wrap  # a trace (torchvision's create_feature_extractor) calls it whole, for it asks for the weight's shape
 def dirac_weight(W: Tensor, a: Tensor, b: Tensor, groups: int = 1) -> Tensor:
     """Ŵ = diag(a) I + diag(b) W_norm."""
     column = (-1, *[1] * (W.ndim - 1))
@@ -47,6 +49,8 @@ class DiracConv2d(nn.Conv2d):
     b: Tensor
 
     def __init__(self, like: nn.Conv2d, a: float, b: float) -> None:
+        if not square(like):
+            raise ValueError(f"DiracConv2d: like={like} must be a square, odd convolution with 'same' zero padding.")
         super().__init__(
             like.in_channels,
             like.out_channels,
@@ -97,6 +101,10 @@ def start(layer: DiracConv2d | DiracLinear, a: float, b: float) -> None:
 @torch.no_grad()
 def fold_dirac(layer: DiracConv2d | DiracLinear) -> Conv:
     """The plain nn.Conv2d or nn.Linear with the weight Ŵ: the same function, without the parameterisation."""
+    if not isinstance(layer, DiracConv2d | DiracLinear):
+        raise ValueError(
+            f"fold_dirac: layer={layer} must be a DiracConv2d or a DiracLinear; `stacked` folds a network."
+        )
     groups = layer.groups if isinstance(layer, nn.Conv2d) else 1
     return replace_weight(layer, layer.dirac_weight(), groups=groups)
 
@@ -132,4 +140,6 @@ class Dirac:
             if not square(module):
                 raise Unsupported(f"{describe(module)} is not a square convolution with 'same' zero padding")
             return DiracConv2d(module, self.a, self.b)
+        if isinstance(module, TiedConv):
+            raise Unsupported("its tied convolution has no weight of its own to parameterise; tie='none' has")
         return module

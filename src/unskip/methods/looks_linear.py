@@ -71,6 +71,8 @@ class LooksLinear:
             act = spec.out_act if i == len(spec.layers) - 1 else layer.act
             if layer.out_features % 2 and act is not None:
                 raise Unsupported(f"its width {layer.out_features} is odd, and a CReLU has an even number of channels")
+            if mirrored and width % 2:
+                raise Unsupported(f"it reads {width} channels, and what comes out of a CReLU is an even number of them")
             conv = conv_like(layer, width, layer.out_features // (1 if act is None else 2))
             delta_orthogonal_(conv, gain=self.gain, mirrored=mirrored)
             if conv.bias is not None:

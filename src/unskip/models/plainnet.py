@@ -22,6 +22,7 @@ from timm.models import checkpoint_seq
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unskip.methods.pnnh import check_number
 from unskip.models.registry import network
 
 default_cfgs: dict[str, dict[str, Any]] = {}
@@ -146,11 +147,16 @@ def _check(name: str, activation: str, slope: float, init: str, **counts: int) -
     for field, value, known in (("activation", activation, Activation), ("init", init, Init)):
         if value not in get_args(known):
             raise ValueError(f"{name}: {field}={value!r} must be one of {', '.join(map(repr, get_args(known)))}.")
+    check_number(name, "slope", slope)
     if not 0 <= slope < 1:
         raise ValueError(f"{name}: slope={slope} must be at least 0 and below 1; 0 is a ReLU, the paper's is 0.3.")
     for field, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"{name}: {field}={count!r} must be a whole number of at least 1.")
+        check_count(name, field, count)
+
+
+def check_count(name: str, field: str, value: object, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}: {field}={value!r} must be a whole number of at least {least}.")
 
 
 # The data set of Table II, and what a network for it says of itself.
@@ -179,7 +185,7 @@ def plainnet_mlp(
     drop_rate: float = 0.0,
 ) -> nn.Module:
     """The fully connected PlainNet (section VI)."""
-    _check("plainnet_mlp", activation, slope, init, depth=depth, width=width, img_size=img_size)
+    _check("plainnet_mlp", activation, slope, init, depth=depth, width=width, img_size=img_size, in_chans=in_chans)
     shape = (in_chans, img_size, img_size)
     layers = []
     for i in range(depth):
@@ -215,7 +221,7 @@ def plainnet50(
     drop_rate: float = 0.0,
 ) -> nn.Module:
     """The 50-layer convolutional PlainNet for CIFAR-10 (Table A1)."""
-    _check("plainnet50", activation, slope, init)
+    _check("plainnet50", activation, slope, init, in_chans=in_chans)
     pools = (None, nn.MaxPool2d(2, 2), nn.MaxPool2d(3, 2))
     stages, feature_info = [], []
     chs = in_chans

@@ -16,7 +16,7 @@ from unskip.methods.inits import Init
 from unskip.methods.seq import PreReLU, Tie
 from unskip.models.cifar import cifar_resnet
 from unskip.models.named import CIFAR, RESNET
-from unskip.models.plainnet import USPS, PlainNet, layer
+from unskip.models.plainnet import USPS, PlainNet, check_count, layer
 from unskip.models.registry import network
 from unskip.surgery import plainify, register_reader
 
@@ -132,9 +132,15 @@ def seqnet_mlp(
     pre_relu: PreReLU = "none",
     drop_rate: float = 0.0,
 ) -> nn.Module:
-    for name, value, least in (("depth", depth, 4), ("width", width, 1), ("k", k, 2), ("img_size", img_size, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"seqnet_mlp: {name}={value!r} must be a whole number of at least {least}.")
+    sizes = {
+        "depth": (depth, 4),
+        "width": (width, 1),
+        "k": (k, 2),
+        "img_size": (img_size, 1),
+        "in_chans": (in_chans, 1),
+    }
+    for name, (value, least) in sizes.items():
+        check_count("seqnet_mlp", name, value, least)
     if depth % 2:
         raise ValueError(
             f"seqnet_mlp: depth={depth} must be even: the first layer, two for each pair and the classifier."

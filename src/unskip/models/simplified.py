@@ -214,7 +214,8 @@ def dominant_paths(net: nn.Module, *, lower: Lower = "diagonal") -> nn.Module:
     """
     if lower not in ("diagonal", "dense"):
         raise ValueError(f"dominant_paths: lower={lower!r} must be 'diagonal' or 'dense'.")
-    blocks = {path: block for path, block in net.named_modules() if isinstance(block, OneLayerBlock)}
+    named = net.named_modules() if isinstance(net, nn.Module) else ()
+    blocks = {path: block for path, block in named if isinstance(block, OneLayerBlock)}
     if any(isinstance(block, DominantBlock) for block in blocks.values()):
         raise ValueError(f"dominant_paths: {type(net).__name__} has only its dominant paths already.")
     if not blocks:
@@ -270,9 +271,17 @@ def simplified_resnet44(**kwargs: Any) -> nn.Module:
     return simplified_net(44, residual=True, **kwargs)
 
 
-def dominant_net(depth: int, lower: Lower = "diagonal", **kwargs: Any) -> nn.Module:
+def dominant_net(
+    depth: int,
+    *,
+    lower: Lower = "diagonal",
+    num_classes: int = 10,
+    in_chans: int = 3,
+    drop_rate: float = 0.0,
+) -> nn.Module:
     """The network T' of this depth, in plain form, its R drawn as a simplified ResNet's (HMWI)."""
-    return dominant_paths(simplified_net(depth, residual=False, init="hmwi", **kwargs), lower=lower)
+    sizes: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans, "drop_rate": drop_rate}
+    return dominant_paths(simplified_net(depth, residual=False, init="hmwi", **sizes), lower=lower)
 
 
 @network(options=("lower",), **ABOUT)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unskip.measures.state import unwrap
 from unskip.models.simplified import simplified_blocks
 from unskip.train.recipe import Recipe
 
@@ -39,7 +40,7 @@ class MaxNorm:
 
     @torch.no_grad()
     def __call__(self, network: nn.Module) -> None:
-        find: Any = getattr(network, "get_classifier", None)
+        find: Any = getattr(unwrap(network), "get_classifier", None)
         head = None if find is None else find()
         shown = {id(p) for p in head.parameters()} if isinstance(head, nn.Module) else set()
         for weight in unit_weights(network):
@@ -88,7 +89,7 @@ class ShiftedDecay:
     shift: dict[str, Tensor] = field(repr=False)
 
     def __call__(self, network: nn.Module) -> Tensor:
-        named = dict(network.named_parameters())
+        named = dict(unwrap(network).named_parameters())
         away = [(named[name] - shift.to(named[name])).square().sum() for name, shift in self.shift.items()]
         return self.weight_decay / 2 * torch.stack(away).sum()
 
@@ -101,6 +102,7 @@ def identity_shift(network: nn.Module) -> dict[str, Tensor]:
     linear layers, decay from 0, so they are in it too. A simplified network knows its ID entries, which are 0 where a
     block has a skip.
     """
+    network = unwrap(network)
     known = {id(block.conv): block for block in simplified_blocks(network)}
     shift = {}
     first = True
@@ -122,7 +124,7 @@ def identity_shift(network: nn.Module) -> dict[str, Tensor]:
 def start_shift(network: nn.Module) -> dict[str, Tensor]:
     """The weights of linear layers and convolutions as they are now."""
     ids = {id(weight) for weight in unit_weights(network)}
-    return {name: p.detach().clone() for name, p in network.named_parameters() if id(p) in ids}
+    return {name: p.detach().clone() for name, p in unwrap(network).named_parameters() if id(p) in ids}
 
 
 def from_recipe(network: nn.Module, recipe: Recipe) -> tuple[list[Penalty], list[Constraint]]:
