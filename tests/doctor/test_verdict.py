@@ -12,7 +12,18 @@ from torch import Tensor, nn
 
 import unskip
 from unskip.doctor import Verdict, judge
-from unskip.doctor.verdict import DIFFERENCE, FAMILIES, NEAR_FAR, RELATIVE, SATURATED, STEP, SUREST, Limit
+from unskip.doctor.verdict import (
+    DIFFERENCE,
+    FAMILIES,
+    NEAR_FAR,
+    RELATIVE,
+    SATURATED,
+    STEP,
+    SUREST,
+    Limit,
+    differences,
+    singularity,
+)
 from unskip.measures import Measured, Series, measure
 from unskip.methods import method_names
 from unskip.models.cifar import cifar_resnet
@@ -161,7 +172,27 @@ def test_a_transformer_is_told_to_leave_sgd() -> None:
     verdict = verdict_on(VisionTransformer(**options, embed_dim=48, depth=6, num_heads=4))
     assert (verdict.fate, verdict.mechanism) == ("fails", "vanishing gradient")
     check_whole(verdict)
+    assert verdict.sentence.startswith("This network will most likely not train with SGD: ")
     assert "AdamW" in verdict.sentence
+    deep = verdict_on(mlp(40, nn.ReLU, 0.7))  # here all inputs look alike too, and no optimiser would help
+    assert deep.mechanism == "vanishing gradient"
+    assert deep.sentence.startswith("This network will most likely not train: ")
+
+
+def test_averaging_positions_makes_inputs_alike_and_condemns_nobody() -> None:
+    torch.manual_seed(3)
+    convolutions = [
+        layer for _ in range(2) for layer in (nn.LazyConv2d(32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU())
+    ]
+    network = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+    x, y = digits()
+    x = nn.functional.interpolate(x, size=24)
+    network(x)
+    measured = measure(network, x, y, families=FAMILIES)
+    differ = differences(measured)
+    found = singularity(measured)
+    assert found is not None
+    assert found.value == differ["5"] > 3 * differ["6"]  # the last ReLU, and the pooling
 
 
 def test_branches_that_start_at_zero_are_no_vanishing_gradient() -> None:
