@@ -328,7 +328,8 @@ def test_every_name_is_folded_or_refused_for_its_skips(name: str) -> None:
         with pytest.raises(ValueError, match=r"fold: '\S+' .*keeps its skip connection"):
             unskip.fold(network)
         return
+    side = 8 if entry.input_size[-1] == 32 else 32
     small = entry.feature_maps and entry.family not in ("swin", "vit")
-    folding = unskip.fold(network, example=torch.randn(2, 3, 33, 32) if small else None).folding
+    folding = unskip.fold(network, example=torch.randn(1, 3, side + 1, side) if small else None).folding
     assert folding.exact <= 1e-9
     assert folding.check.worst("float32") <= 1e-4
