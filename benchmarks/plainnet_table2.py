@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import unskip
+from unskip.reproduce import paper_table
 from unskip.train import Recipe, load_recipe
 from unskip.train.feed import Share, make_feed
 from unskip.train.optim import Rates
@@ -36,6 +37,7 @@ from unskip.train.rng import seeded
 from unskip.train.runner import build_network
 from unskip.train.sets import DataSet, Split, load
 
+TABLE = paper_table("plainnet", "II")
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # the paper's range, two to a decade
 SEEDS = (0, 1, 2)
 LOWEST = 1e-4  # where a falling rate ends: the lower end of the range
@@ -47,26 +49,31 @@ class Row:
     """One row of Table II: which components it has, and the errors that the paper prints (percent)."""
 
     name: str
-    norm: bool = False
-    leaky: bool = False
-    max_norm: bool = False
+    norm: bool
+    leaky: bool
+    max_norm: bool
     paper_train: float
     paper_test: float
+
+    @classmethod
+    def printed(cls, name: str) -> "Row":
+        """From the paper's table, where a row's name is its components."""
+        components = name.split(" + ")
+        errors = {f"paper_{part}": TABLE.value(f"{part}_error", components=name) for part in ("train", "test")}
+        return cls(
+            name=name,
+            norm="BN" in components,
+            leaky="LReLU" in components,
+            max_norm="max-norm" in components,
+            **errors,
+        )
 
     def recipe(self, base: Recipe, **changes: Any) -> Recipe:
         options = {**base.options, "norm": self.norm, "activation": "lrelu" if self.leaky else "relu"}
         return base.replace(options=options, max_norm=base.max_norm if self.max_norm else 0.0, **changes)
 
 
-ROWS = (
-    Row(name="BN", norm=True, paper_train=84.56, paper_test=83.21),
-    Row(name="LReLU", leaky=True, paper_train=92.37, paper_test=92.03),
-    Row(name="max-norm", max_norm=True, paper_train=86.22, paper_test=86.85),
-    Row(name="BN + LReLU", norm=True, leaky=True, paper_train=78.38, paper_test=79.52),
-    Row(name="BN + max-norm", norm=True, max_norm=True, paper_train=82.90, paper_test=81.86),
-    Row(name="LReLU + max-norm", leaky=True, max_norm=True, paper_train=83.62, paper_test=82.11),
-    Row(name="BN + LReLU + max-norm", norm=True, leaky=True, max_norm=True, paper_train=0.11, paper_test=5.48),
-)
+ROWS = tuple(Row.printed(str(row["components"])) for row in TABLE.rows)
 
 
 # ---------------------------------------------------------------- the arithmetic of one layer and one update

@@ -12,6 +12,7 @@ def test_without_a_name_the_names_are_listed() -> None:
     result = CliRunner().invoke(app, ["reproduce"])
     assert result.exit_code == 0
     assert all(name in result.stdout for name in REPRODUCTIONS)
+    assert "plainnet: Table I, II, III, A1" in result.stdout
 
 
 def test_a_figure_is_made_with_its_options(tmp_path: Path) -> None:

@@ -8,14 +8,11 @@ from torch import nn
 
 from tests.models.test_plainness import additions, graph
 from unskip.models import create_model
+from unskip.reproduce import paper_table
 from unskip.train import load_recipe, run
 
-# Table I: depth and parameters in millions, for COIL-20 at 32 x 32 px and its 20 classes.
-TABLE_I = {3: 0.50, 5: 0.68, 10: 1.13, 15: 1.59, 20: 2.04, 40: 3.86, 50: 4.78}
-# Table A1, as printed: kernel 1 or 3 of each convolution, Conv_49 left out.
-STAGE_1 = ["16(3)", "16(1)", "16(3)", "32(1)", *4 * ["16(1)", "16(3)", "32(1)"], "48(1)"]
-STAGE_2 = ["48(1)", "64(3)", "64(1)", *5 * ["48(1)", "48(3)", "64(1)"], "80(3)"]
-STAGE_3 = [*4 * ["80(1)", "80(3)", "96(1)"], "128(3)"]
+# For COIL-20 at 32 x 32 px and its 20 classes.
+TABLE_I = {row["depth"]: row["params"] for row in paper_table("plainnet", "I").rows}  # millions
 
 
 def parameters(network: nn.Module) -> int:
@@ -40,14 +37,16 @@ def test_layers_of_table_a1() -> None:
     network = create_model("plainnet50").eval()
     convs = of(network, nn.Conv2d)
     assert len(convs) == 50
-    printed = [f"{conv.out_channels}({conv.kernel_size[0]})" for conv in convs]
-    assert printed.pop(48) == "96(3)"  # the row that the print leaves out
-    assert printed == STAGE_1 + STAGE_2 + STAGE_3
+    printed = [row for row in paper_table("plainnet", "A1").rows if row["kind"] == "convolution"]
+    ours = [(conv.out_channels, conv.kernel_size[0]) for conv in convs]
+    assert ours.pop(48) == (96, 3)  # the row that the print leaves out
+    assert ours == [(row["outputs"], row["kernel"]) for row in printed]
     sizes: list[int] = []
     for conv in convs:
         conv.register_forward_hook(lambda _m, _i, y: sizes.append(y.shape[-1]))
     network(torch.randn(1, 3, 32, 32))
-    assert sizes == 17 * [32] + 19 * [16] + 14 * [7]
+    assert sizes.pop(48) == 7
+    assert sizes == [row["size"] for row in printed]
 
 
 @pytest.mark.parametrize("norm", [True, False])

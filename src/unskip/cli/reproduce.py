@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from unskip.reproduce import REPRODUCTIONS, Reproduction, reproduce
+from unskip.reproduce import PAPERS, REPRODUCTIONS, Reproduction, paper_tables, reproduce
 
 app = typer.Typer(
     help="Makes a figure or table of the papers again, and a record of its numbers. Without a name: lists them.",
@@ -27,7 +27,11 @@ def _names(context: typer.Context) -> None:
         for entry in REPRODUCTIONS.values():
             table.add_row(entry.name, entry.source, entry.shows)
         console = Console()
-        Console(width=None if console.is_terminal else 140).print(table)
+        console = console if console.is_terminal else Console(width=140)
+        console.print(table)
+        console.print("What the papers' tables print, as data (unskip.reproduce.paper_table):")
+        for paper in PAPERS:
+            console.print(f"  {paper}: Table {', '.join(paper_tables(paper))}", highlight=False)
 
 
 def _command(entry: Reproduction) -> Any:

@@ -9,16 +9,21 @@ from unskip.reproduce import (
     seqnet_figure5,
     seqnet_figure6,
 )
+from unskip.reproduce.papers import PAPERS, PaperTable, paper_table, paper_tables
 from unskip.reproduce.registry import REPRODUCTIONS, Outcome, Reproduction, Written, reproduce, reproduction
 
 __all__ = [
+    "PAPERS",
     "REPRODUCTIONS",
     "Outcome",
+    "PaperTable",
     "Reproduction",
     "Written",
     "errata",
     "noise_figure3",
     "noise_figure11",
+    "paper_table",
+    "paper_tables",
     "pnnh_figure1",
     "reproduce",
     "reproduction",

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from unskip.measures import interlayer_cushion, record_outputs
 from unskip.models.cifar import cifar_resnet
 from unskip.reproduce.images import load_set, sample_images
+from unskip.reproduce.papers import paper_table
 from unskip.reproduce.registry import Outcome, reproduction
 from unskip.reproduce.seqnet_simulation import ACTIVATIONS
 from unskip.surgery import plainify
@@ -248,8 +249,9 @@ def dominance() -> list[Row]:
 
 def weight_regularisation() -> list[Row]:
     """papers/noise-stability.md, Table 4: λ‖p‖²/2 before training (KWI: variance 2/S); the print is 1/128 of it."""
-    rows = []
-    for depth, printed in ((20, 0.0005393), (32, 0.0008878), (44, 0.001238)):
+    rows, table = [], paper_table("noise_stability", "4")
+    for depth in (20, 32, 44):
+        printed = table.value("plain_decay", phase="before", depth=depth)
         N = depth // 3
         squares = 2 * (16 * (N + 1) + 32 * N + 64 * N)  # S weights of variance 2/S for each output channel
         what = f"noise Table 4, weight regularisation, depth {depth} (ours: λ‖p‖²/2; measured: that over 128)"
