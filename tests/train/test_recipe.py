@@ -123,6 +123,11 @@ def test_refused(words: list[str], message: str) -> None:
         parse_command(words)
 
 
+def test_the_command_of_the_doctor_names_the_network_that_is_trained() -> None:
+    assert Recipe(network="resnet110").doctor == "unskip doctor resnet110"
+    assert Recipe(network="resnet110", method="plain").doctor == "unskip doctor resnet110 --method plain"
+
+
 def test_unknown_field_from_python() -> None:
     with pytest.raises(ValueError, match="no field 'learning_rate'"):
         Recipe().replace(learning_rate=0.1)

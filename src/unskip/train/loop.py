@@ -153,7 +153,7 @@ class Training:
         ):
             self.display.say(
                 f"After epoch {epoch} the loss is still {loss:.3f}, where guessing gives {self.data.chance_loss:.3f}. "
-                f"`unskip doctor {self.recipe.network}` says what to look at."
+                f"`{self.recipe.doctor}` says what to look at."
             )
 
     def look(self) -> None:
@@ -176,7 +176,7 @@ class Training:
             raise Diverged(
                 f"train: the loss is {lost['loss']} at update {lost['step']:,} (learning rate {lost['lr']:.4g}). A "
                 "lower lr, more warmup_epochs or clip = 1 may help; "
-                f"`unskip doctor {self.recipe.network}` says what to look at."
+                f"`{self.recipe.doctor}` says what to look at."
             )
 
     def is_stuck(self, loss: float, error: float) -> bool:

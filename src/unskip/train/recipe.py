@@ -128,6 +128,11 @@ class Recipe:
                 raise ValueError(f"recipe: there is no field {name!r}.{nearest(name, known)}")
         return dataclasses.replace(self, **changes)
 
+    @property
+    def doctor(self) -> str:
+        """The command that looks into the recipe's network."""
+        return f"unskip doctor {self.network}" + (f" --method {self.method}" if self.method else "")
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values: numbers, strings, lists and dicts, as TOML, JSON and checkpoints hold them."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}

@@ -160,6 +160,6 @@ def finish(training: Training) -> Result:
     if result.stuck:
         training.display.say(
             f"The network did not learn: its loss ended where guessing is ({data.chance_loss:.3f}). "
-            f"`unskip doctor {recipe.network}` says what to look at."
+            f"`{recipe.doctor}` says what to look at."
         )
     return result
