@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -207,6 +208,19 @@ def test_wrapped_networks_are_unwrapped() -> None:
         assert measure(wrapped, batch).numbers == pytest.approx(expected.numbers, nan_ok=True)
     network[0].compile()  # compiled in part: runs eagerly while measured, so that the hooks see it
     assert [layer.name for layer in measure(network, batch).layers] == [layer.name for layer in expected.layers]
+
+
+def test_a_ddp_wrapped_network_is_unwrapped_and_trains_on(tmp_path: Path) -> None:
+    network, batch = convnet(), torch.randn(4, 3, 8, 8)
+    expected = measure(network, batch)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(network)
+        assert measure(wrapped, batch).numbers == pytest.approx(expected.numbers, nan_ok=True)
+        wrapped(batch).square().mean().backward()
+        assert all(parameter.grad is not None for parameter in network.parameters())
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_the_trunk_of_plain_and_residual_networks() -> None:
