@@ -82,8 +82,14 @@ def check_choices(where: str, options: object, choices: dict[str, tuple[str, ...
             raise ValueError(f"{where}: {option}={value!r} is not known. Known: {', '.join(known)}.")
 
 
+MANY = 40  # of more names than this a message shows a few
+
+
 def nearest(word: str, known: list[str]) -> str:
-    """The end of an error message: the likely spelling, and all that there are."""
-    close = difflib.get_close_matches(word, known, n=1)
+    """The end of an error message: the likely spelling, and all that there are, or the closest where there are many."""
+    close = difflib.get_close_matches(word, known, n=6)
     hint = f" Did you mean {close[0]!r}?" if close else ""
+    if len(known) > MANY:
+        shown = close[1:] or known[:6]
+        return f"{hint} There are {len(known)}, for instance {', '.join(shown)}."
     return f"{hint} Known: {', '.join(known) or 'none'}."

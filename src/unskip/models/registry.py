@@ -180,5 +180,8 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Modul
     if not isinstance(name, str):
         raise ValueError(f"create_model: name={name!r} must be text, for instance 'pnnh_resnet110'.")
     if name not in ENTRIES and not timm.is_model(name):
-        raise ValueError(f"create_model: there is no network named {name!r}.{nearest(name, list(ENTRIES))}")
+        raise ValueError(
+            f"create_model: there is no network named {name!r}.{nearest(name, list(ENTRIES))} "
+            "`unskip models` lists them."
+        )
     return timm.create_model(name, pretrained=pretrained, **kwargs)
