@@ -25,6 +25,7 @@ from unskip.measures.kinds import (
 )
 from unskip.measures.losses import Loss, loss_of
 from unskip.measures.series import Findings, LayerInfo
+from unskip.measures.state import preserved
 
 
 class Call(NamedTuple):
@@ -42,7 +43,7 @@ class Call(NamedTuple):
 def record_outputs(network: nn.Module, paths: Iterable[str], x: Tensor) -> dict[str, Tensor]:
     """The outputs of the modules at `paths` in one forward pass, in the mode that the network is in.
 
-    Buffers (BatchNorm's running statistics) are as before afterwards, and the hooks are gone, also after an error.
+    Afterwards the network is as before (BatchNorm's statistics too) and the hooks are gone, also after an error.
     """
     outputs: dict[str, Tensor] = {}
 
@@ -57,17 +58,11 @@ def record_outputs(network: nn.Module, paths: Iterable[str], x: Tensor) -> dict[
     for path in paths:
         if path not in known:
             raise ValueError(f"record_outputs: {type(network).__name__} has no module {path!r}; see named_modules().")
-    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    hooks = []
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(preserved(network))
         for path in paths:
-            hooks.append(network.get_submodule(path).register_forward_hook(recorder(path)))
+            stack.callback(known[path].register_forward_hook(recorder(path)).remove)
         network(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for name, buffer in network.named_buffers():
-            buffer.copy_(before[name])
     return outputs
 
 

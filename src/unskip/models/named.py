@@ -15,58 +15,65 @@ default_cfgs: dict[str, dict[str, Any]] = {}
 CIFAR: dict[str, Any] = {
     "input_size": (3, 32, 32),
     "num_classes": 10,
-    "residual": True,
     "first_conv": "conv1",
     "classifier": "fc",
     "feature_cfg": {"out_indices": (0, 1, 2)},
     "mean": (0.4914, 0.4822, 0.4465),
     "std": (0.2470, 0.2435, 0.2616),
 }
-IMAGENET: dict[str, Any] = {"input_size": (3, 224, 224), "num_classes": 1000, "residual": False}
+IMAGENET: dict[str, Any] = {"input_size": (3, 224, 224), "num_classes": 1000}
 RESNET: dict[str, Any] = {**IMAGENET, "family": "resnet", "first_conv": "conv1", "classifier": "fc"}
 
 
-@backbone(family="cifar_resnet", methods=ALL, **CIFAR)
+@backbone(family="cifar_resnet", residual=True, methods=ALL, **CIFAR)
 def resnet20(**kwargs: Any) -> nn.Module:
     return cifar_resnet(20, **kwargs)
 
 
-@backbone(family="cifar_resnet", **CIFAR)
+@backbone(family="cifar_resnet", residual=True, **CIFAR)
 def resnet32(**kwargs: Any) -> nn.Module:
     return cifar_resnet(32, **kwargs)
 
 
-@backbone(family="cifar_resnet", **CIFAR)
+@backbone(family="cifar_resnet", residual=True, **CIFAR)
 def resnet44(**kwargs: Any) -> nn.Module:
     return cifar_resnet(44, **kwargs)
 
 
-@backbone(family="cifar_resnet", methods=ALL, **CIFAR)
+@backbone(family="cifar_resnet", residual=True, methods=ALL, **CIFAR)
 def resnet56(**kwargs: Any) -> nn.Module:
     return cifar_resnet(56, **kwargs)
 
 
-@backbone(family="cifar_resnet", methods=ALL, paper={"residual": 1.7, "plain": 1.7, "pnnh": 0.88}, **CIFAR)
+@backbone(
+    family="cifar_resnet", residual=True, methods=ALL, paper={"residual": 1.7, "plain": 1.7, "pnnh": 0.88}, **CIFAR
+)
 def resnet110(**kwargs: Any) -> nn.Module:
     return cifar_resnet(110, **kwargs)
 
 
-@backbone(family="wrn", **CIFAR)
+@backbone(family="wrn", residual=True, **CIFAR)
 def wrn16_8(**kwargs: Any) -> nn.Module:
     return wide_resnet(16, 8, **kwargs)
 
 
-@backbone(family="wrn", methods=("dirac",), paper={"dirac": 9.1}, **{**CIFAR, "residual": False})
+@backbone(family="wrn", methods=("dirac",), paper={"dirac": 9.1}, **CIFAR)
 def wrn28_5(**kwargs: Any) -> nn.Module:
     return wide_resnet(28, 5, **kwargs)
 
 
-@backbone(family="wrn", methods=(*SKIP_FREE, "dirac"), paper={"residual": 36.5, "pnnh": 18.3, "dirac": 36.5}, **CIFAR)
+@backbone(
+    family="wrn",
+    residual=True,
+    methods=(*SKIP_FREE, "dirac"),
+    paper={"residual": 36.5, "pnnh": 18.3, "dirac": 36.5},
+    **CIFAR,
+)
 def wrn28_10(**kwargs: Any) -> nn.Module:
     return wide_resnet(28, 10, **kwargs)
 
 
-@backbone(family="wrn", **CIFAR)
+@backbone(family="wrn", residual=True, **CIFAR)
 def wrn40_4(**kwargs: Any) -> nn.Module:
     return wide_resnet(40, 4, **kwargs)
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unskip.methods.pnnh import check_number
+from unskip.models.named import CIFAR
 from unskip.models.registry import network
 
 default_cfgs: dict[str, dict[str, Any]] = {}
@@ -200,15 +201,9 @@ def plainnet_mlp(
 
 @network(
     family="plainnet",
-    input_size=(3, 32, 32),
-    num_classes=10,
-    mean=(0.4914, 0.4822, 0.4465),
-    std=(0.2470, 0.2435, 0.2616),
-    first_conv="stage1.0.transform",
-    classifier="fc",
     paper=0.72,
-    feature_cfg={"out_indices": (0, 1, 2)},
     options=("norm", "activation", "slope", "init"),
+    **{**CIFAR, "first_conv": "stage1.0.transform"},
 )
 def plainnet50(
     *,

@@ -75,7 +75,7 @@ ENTRIES: dict[str, Entry] = {}
 
 
 def backbone(
-    *, residual: bool, methods: tuple[str, ...] = SKIP_FREE, paper: dict[str, float] | None = None, **about: Any
+    *, residual: bool = False, methods: tuple[str, ...] = SKIP_FREE, paper: dict[str, float] | None = None, **about: Any
 ) -> Callable[[Build], Build]:
     """Decorator: registers a backbone's skip-free names and, if `residual`, its own (timm has the other ones already).
 

@@ -24,8 +24,6 @@ default_cfgs: dict[str, dict[str, Any]] = {}
 
 SEQNET: dict[str, Any] = {**RESNET, "family": "seqnet"}
 CIFAR_SEQNET: dict[str, Any] = {**CIFAR, "family": "cifar_seqnet"}
-for about in (SEQNET, CIFAR_SEQNET):
-    del about["residual"]
 
 
 def layout(*blocks: int, **kwargs: Any) -> nn.Module:

@@ -11,6 +11,7 @@ Both are the same functions: p = T(r) = r + rho with rho = 1 at the ID entries, 
 
 import copy
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ Init = Literal["kwi", "hmwi"]
 Lower = Literal["diagonal", "dense"]
 
 default_cfgs: dict[str, dict[str, Any]] = {}
-ABOUT = {"family": "simplified", **{key: value for key, value in CIFAR.items() if key != "residual"}}
+ABOUT = {"family": "simplified", **CIFAR}
 
 
 def sigma_p(S: int) -> float:
@@ -40,7 +41,7 @@ def sigma_r(S: int) -> float:
     return 1 / S
 
 
-class OneLayerBlock(nn.Module):
+class OneLayerBlock(nn.Module, ABC):
     """y = relu(p(x)) or, with a skip, y = relu(skip(x) + p(x)); p is one layer with a bias, `layer`."""
 
     conv: nn.Conv2d  # its kernel holds the ID entries
@@ -57,9 +58,9 @@ class OneLayerBlock(nn.Module):
     def layer(self, x: Tensor) -> Tensor:
         return self.conv(x)
 
+    @abstractmethod
     def make_skip(self) -> nn.Module:
         """What the residual form adds to `layer`."""
-        raise NotImplementedError
 
     def rho(self) -> Tensor:
         """rho of Eq. (1) for `conv.weight`: 1 at the ID entries (c, c, 0, 0), c = 1 ... min(C, D), else 0."""

@@ -409,12 +409,11 @@ def _absorb_crelu(network: nn.Module, x: Tensor) -> nn.Module:
 
 def _refuse_leftovers(steps: list[Step]) -> None:
     """Names the first function that is no layer, activation, pooling or change of shape."""
-    cheap = {id(step.module): True for step in steps if isinstance(step.module, CheapCoder | PNNHBlock)}
     for step in steps:
         module = step.module
-        if step.function in LAYERS | POOLING | SHAPES | ACTIVATIONS or id(module) in cheap:
+        if step.function in LAYERS | POOLING | SHAPES | ACTIVATIONS or is_activation(module):
             continue
-        if is_activation(module) or isinstance(module, SReLU | CReLU):
+        if isinstance(module, SReLU | CReLU | CheapCoder | PNNHBlock):
             continue
         if len(step.sources) > 1 and step.function in ("add", "add_", "iadd", "__add__", "__iadd__"):
             raise Refusal(step.where, f"({type(module).__name__}) adds two tensors: it keeps a skip connection.")
