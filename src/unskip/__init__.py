@@ -2,9 +2,9 @@
 
 from unskip.doctor import diagnose
 from unskip.models import create_model
-from unskip.ship import fold, verify
+from unskip.ship import export, fold, verify
 from unskip.surgery import plainify
 from unskip.train import param_groups
 
 __version__ = "0.1.0.dev0"
-__all__ = ["create_model", "diagnose", "fold", "param_groups", "plainify", "verify"]
+__all__ = ["create_model", "diagnose", "export", "fold", "param_groups", "plainify", "verify"]

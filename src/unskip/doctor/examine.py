@@ -1,6 +1,5 @@
 """What `unskip doctor` does: a network from a word, a batch for it, a report."""
 
-import os
 import re
 import sys
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import torch
 from unskip.doctor.batches import load_batch
 from unskip.doctor.loading import load_network
 from unskip.doctor.report import Report, diagnose
+from unskip.ship import files
 from unskip.train import demo
 from unskip.train.feed import make_feed
 from unskip.train.recipe import load_recipe
@@ -70,15 +70,5 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 def check_free(out: Path | None, force: bool) -> None:
     """Refuses a page that could not be written, before half a minute goes into measuring."""
-    if out is None:
-        return
-    if out.is_dir():
-        raise ValueError(f"doctor: --out {str(out)!r} is a folder; name a file in it, for instance report.html.")
-    if out.exists() and not force:
-        raise ValueError(f"doctor: {str(out)!r} is there already. Choose another --out, or overwrite it with --force.")
-    if not out.parent.is_dir():
-        raise ValueError(f"doctor: the folder {str(out.parent)!r} of --out does not exist. Make it first.")
-    if not os.access(out.parent, os.W_OK):
-        raise ValueError(
-            f"doctor: nothing can be written into the folder {str(out.parent)!r} of --out. Choose another."
-        )
+    if out is not None:
+        files.check_free(out, command="doctor", argument="--out", force=force, overwrite="--force")

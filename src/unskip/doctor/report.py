@@ -13,7 +13,7 @@ from unskip.doctor.table import table
 from unskip.doctor.verdict import Verdict, judge
 from unskip.measures import Measured, measure
 from unskip.measures.kinds import tensors_in
-from unskip.train.checkpoint import write_atomically
+from unskip.ship.files import write_atomically
 
 FORMAT = "unskip-report-1"
 
@@ -115,5 +115,4 @@ def as_json(report: Report, against: Report | None = None) -> str:
 
 def write(path: str | Path, text: str) -> None:
     """The whole file or, after an error, none and a sentence."""
-    way_out = "Nothing was written; make room or choose another place."
-    write_atomically(Path(path), lambda file: file.write(text.encode()), command="doctor", way_out=way_out)
+    write_atomically(Path(path), lambda file: file.write(text.encode()), command="doctor")

@@ -46,6 +46,11 @@ def method_names() -> list[str]:
     return sorted(_METHODS)
 
 
+def method_name(method: Method) -> str:
+    """The name that a method is registered by; for another one that of its class."""
+    return next((name for name, known in _METHODS.items() if type(method) is known), type(method).__name__)
+
+
 def method_options(name: str) -> list[str]:
     """The option names of a registered method."""
     return [field.name for field in dataclasses.fields(_METHODS[name])]  # type: ignore[arg-type]

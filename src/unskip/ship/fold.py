@@ -224,7 +224,8 @@ def _kept(network: nn.Module, x: Tensor) -> set[str]:
 
 def _cheap(block: PNNHBlock) -> CheapCoder | None:
     coder = block.coder.coder if isinstance(block.coder, CoderRef) else block.coder
-    return cheap_form(coder) if isinstance(coder, Coder) else None
+    cheap = cheap_form(coder) if isinstance(coder, Coder) else None
+    return None if cheap is None else cheap.eval()
 
 
 @torch.no_grad()

@@ -8,19 +8,20 @@ metrics.jsonl         one line for each update, and one for each epoch
 curves.png            loss and error over the run, at its end
 """
 
+import functools
 import os
 import pickle
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
+
+from unskip.ship import files
 
 FORMAT = "unskip-checkpoint-1"
 Resume = Literal["never", "auto"]
@@ -29,42 +30,8 @@ Resume = Literal["never", "auto"]
 GO_ON = "What was saved before is untouched; make room or choose another folder (--out), and go on with --resume auto."
 START_ANEW = "Nothing was changed. Put the right file there, or start anew in another folder (--out)."
 
-
-@contextmanager
-def explained(what: str, path: Path, *, command: str = "train", way_out: str = GO_ON) -> Iterator[None]:
-    """Turns what the file system refuses into a sentence."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        raise ValueError(f"{command}: {what} {path} can't be written: {reason}. {way_out}") from error
-
-
-def write_atomically(
-    path: Path, write: Callable[[BinaryIO], Any], *, command: str = "train", way_out: str = GO_ON
-) -> None:
-    """Writes a file beside `path` and renames it: a kill or a full disk at any moment leaves the old one whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with explained("the file", path, command=command, way_out=way_out):
-        try:
-            with open(temporary, "wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes a rename last through a power cut, where the system has a way to."""
-    if hasattr(os, "O_DIRECTORY"):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+explained = functools.partial(files.explained, command="train", way_out=GO_ON)
+write_atomically = functools.partial(files.write_atomically, command="train", way_out=GO_ON)
 
 
 class RunFolder:

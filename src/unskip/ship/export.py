@@ -1,0 +1,435 @@
+"""export: a network as a file that other programs run, and the proof that the file computes what the network does.
+
+`.onnx` is written by PyTorch's exporter on top of torch.export, `.pt2` by torch.export itself. Either is read back from
+the disk and run, ONNX by onnxruntime, on the example and on fresh inputs in two more batch sizes, before it gets its
+name. A weight that several layers share is in the file once.
+"""
+
+import copy
+import importlib
+import io
+import json
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from unskip.measures.state import unwrap
+from unskip.methods.registry import method_name
+from unskip.ship.files import check_free, write_atomically
+from unskip.ship.verify import TOLERANCE, difference
+
+Format = Literal["onnx", "pt2"]
+Run = Callable[[Tensor], Tensor]
+
+OPSET = 18  # of ONNX, 2022: what every runtime of today reads
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+LARGEST = 2**31 - 1  # bytes of an ONNX file, which is one protocol buffer
+INPUT, OUTPUT, BATCH = "input", "output", "batch"  # their names in the file
+METADATA = "unskip.json"  # the extra file of a .pt2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """A file that was written and checked. Its text is one line."""
+
+    path: str
+    format: Format
+    opset: int | None  # of ONNX
+    batches: tuple[int, ...]  # sizes that it was run on
+    error: float  # relative, the largest of all runs: max |file - network| / max |network|
+    rounding: float  # relative error that float32 alone makes in the network
+    weights: int  # numbers that the file stores
+    bytes: int
+    metadata: dict[str, str]  # as the file holds it
+
+    def __str__(self) -> str:
+        kind = "torch.export" if self.opset is None else f"ONNX, opset {self.opset}"
+        return (
+            f"{self.path}: {kind}, {self.weights:,} weights, {self.bytes:,} bytes. Run on batches of "
+            f"{', '.join(map(str, self.batches))}, it is the network's function to a relative error of "
+            f"{self.error:.1e} (float32 alone: {self.rounding:.1e})."
+        )
+
+
+def export(
+    network: nn.Module,
+    path: str | Path,
+    *,
+    example: Tensor,
+    opset: int = OPSET,
+    metadata: Mapping[str, str] | None = None,
+    force: bool = False,
+) -> Exported:
+    """Writes a network as ONNX (`.onnx`) or torch.export (`.pt2`) and checks the file by running it.
+
+    The batch is free, the rest of the shape is the example's. The file is for a network on the CPU.
+
+    Args:
+        network: in eval mode; fold it first for a graph of plain layers.
+        path: of the file; its ending decides the format.
+        example: a batch of inputs.
+        opset: of ONNX.
+        metadata: what else the file is to say, for instance how inputs are normalised.
+        force: whether a file that is there may be replaced.
+
+    Returns:
+        What was written, with the error that was found.
+
+    Raises:
+        ValueError: something that was given is wrong, or the file would not be the network's function; then there is
+            no file, or still the old one.
+    """
+    kind = _check_path(path)
+    network = _on_cpu(network)
+    example = _check_example(network, example)
+    if kind == "onnx":
+        need_onnx("export")
+        if example.dtype != torch.float32:
+            raise ValueError(
+                f"export: the network is in {example.dtype}, and onnxruntime computes in float32: call .float() first."
+            )
+    path = Path(path).expanduser()
+    check_free(path, command="export", argument="path", force=force, overwrite="force=True")
+
+    references = _references(network, example)
+    program = _traced(network, example)
+    about = {**_about(network, example), **(metadata or {})}
+    write = _write_onnx if kind == "onnx" else _write_pt2
+    result: list[Exported] = []
+
+    def write_and_check(file: BinaryIO) -> None:
+        result.append(write(file, program, references, about, opset=opset, path=path))
+
+    write_atomically(path, write_and_check, command="export")
+    return result[0]
+
+
+# ---------------------------------------------------------------- what was given
+
+
+def _check_path(path: str | Path) -> Format:
+    suffix = Path(path).suffix.lower().removeprefix(".")
+    if suffix not in get_args(Format):
+        raise ValueError(
+            f"export: path={str(path)!r} must end in .onnx (for onnxruntime, TensorRT, OpenVINO, ...) or .pt2 "
+            "(torch.export)."
+        )
+    return suffix  # type: ignore[return-value]
+
+
+def need_onnx(command: str) -> None:
+    """Refuses to start without the packages that write, check and run ONNX."""
+    missing = []
+    for name in ONNX_PACKAGES:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            missing.append(name)
+    if missing:
+        raise ValueError(
+            f"{command}: ONNX needs {', '.join(missing)}, which can't be imported here; install them with "
+            "`pip install 'unskip[export]'`, or write a .pt2 file."
+        )
+
+
+def _on_cpu(network: nn.Module) -> nn.Module:
+    """A copy to work on."""
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"export: network={network!r} is not an nn.Module; give a trained network.")
+    network = unwrap(network)
+    for path, module in network.named_modules():
+        if module.training:
+            raise ValueError(
+                f"export: {path or type(network).__name__!r} is in training mode, where norms depend on the batch and "
+                "dropout on chance; call .eval() on the network first."
+            )
+    if any(t.is_meta for t in (*network.parameters(), *network.buffers())):
+        raise ValueError("export: the network is on the meta device and has no weights; load them first.")
+    return copy.deepcopy(network).to("cpu").to(memory_format=torch.contiguous_format)
+
+
+def _check_example(network: nn.Module, example: Tensor) -> Tensor:
+    """The example in the network's dtype, if the network takes it."""
+    if not isinstance(example, Tensor) or not example.is_floating_point() or example.dim() < 2 or not len(example):
+        what = f"{example.dtype} {tuple(example.shape)}" if isinstance(example, Tensor) else repr(example)
+        raise ValueError(
+            f"export: example={what} must be a batch of floating-point inputs, for instance torch.randn(2, 3, 32, 32)."
+        )
+    like = next((t for t in (*network.parameters(), *network.buffers()) if t.is_floating_point()), example)
+    example = example.detach().to("cpu", like.dtype).contiguous()
+    try:
+        with torch.no_grad():
+            output = network(example.clone())
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"export: {type(network).__name__} can't run on an example of shape {tuple(example.shape)}: {reason}"
+        ) from error
+    if not isinstance(output, Tensor) or not output.dim() or len(output) != len(example):
+        raise ValueError(
+            f"export: {type(network).__name__} does not return one tensor with a row for each input; wrap it in a "
+            "module that does."
+        )
+    return example
+
+
+# ---------------------------------------------------------------- what the network computes
+
+
+@dataclass(frozen=True)
+class _References:
+    """Inputs, and what the network makes of them."""
+
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    rounding: float
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        return tuple(len(x) for x in self.inputs)
+
+    @property
+    def allowed(self) -> float:
+        return max(TOLERANCE, 10 * self.rounding)
+
+    def check(self, run: Run, path: Path) -> float:
+        """The largest relative error of what a file computes. Refuses one that is another function."""
+        error = max(difference(y, run(x)).relative for x, y in zip(self.inputs, self.outputs, strict=True))
+        if not error <= self.allowed:
+            raise ValueError(
+                f"export: what {path.name} computes differs from the network by a relative error of {error:.1e}, above "
+                f"{self.allowed:.1e}, so the file was not kept. Export with another opset or format, and please tell "
+                "us which network it was."
+            )
+        return error
+
+
+@torch.no_grad()
+def _references(network: nn.Module, example: Tensor) -> _References:
+    """On the example, and on fresh inputs: one alone, and one more than the example has."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = [example]
+    for n in (1, len(example) + 1):
+        inputs.append(torch.randn(n, *example.shape[1:], generator=generator).to(example.dtype))
+    outputs = [network(x.clone()) for x in inputs]
+    if not all(torch.isfinite(y).all() for y in outputs):
+        raise ValueError("export: the network's output is not finite, so there is nothing to check a file by.")
+    exact = copy.deepcopy(network).double()
+    rounding = max(difference(exact(x.double()), y.double()).relative for x, y in zip(inputs, outputs, strict=True))
+    return _References(inputs, outputs, rounding)
+
+
+def _traced(network: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+    # One input alone would be taken for a batch that is always one.
+    example = example if len(example) > 1 else torch.cat([example, example])
+    free = {0: torch.export.Dim(BATCH, min=1)}
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.export.export(network, (example.clone(),), dynamic_shapes=(free,))
+    except Exception as error:  # torch.export has errors of many kinds
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"export: torch.export can't follow {type(network).__name__} with a free batch: {reason}"
+        ) from error
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of the machine that it was made on
+    return program
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's chatter about itself."""
+    names = ("torch.onnx", "onnxscript", "onnx_ir")
+    levels = {name: logging.getLogger(name).level for name in names}
+    try:
+        for name in names:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def _about(network: nn.Module, example: Tensor) -> dict[str, str]:
+    import unskip
+
+    about = {"unskip": unskip.__version__, "torch": torch.__version__, "network": type(network).__name__}
+    surgery, folding = getattr(network, "surgery", None), getattr(network, "folding", None)
+    if surgery is not None:
+        about |= {"method": method_name(surgery.method), "options": json.dumps(asdict(surgery.method), default=str)}
+    if folding is not None:
+        about |= {"form": folding.form, "fold error": f"{folding.exact:.1e}"}
+    about["input"] = f"{BATCH} x {' x '.join(map(str, example.shape[1:]))}, {str(example.dtype).removeprefix('torch.')}"
+    return about
+
+
+def _checked(about: dict[str, str], error: float, references: _References) -> dict[str, str]:
+    batches = ", ".join(map(str, references.batches))
+    return {
+        **about,
+        "relative error": f"{error:.1e}",
+        "checked on": f"the example and random inputs, batches {batches}",
+    }
+
+
+# ---------------------------------------------------------------- the two formats
+
+
+def _write_pt2(
+    file: BinaryIO,
+    program: torch.export.ExportedProgram,
+    references: _References,
+    about: dict[str, str],
+    *,
+    opset: int,
+    path: Path,
+) -> Exported:
+    def save(metadata: dict[str, str]) -> bytes:
+        data = io.BytesIO()
+        with _quiet():
+            torch.export.save(program, data, extra_files={METADATA: json.dumps(metadata, indent=1)})
+        return data.getvalue()
+
+    def loaded(source: Any) -> Run:
+        module = torch.export.load(source).module()
+        return lambda x: module(x.clone())
+
+    with torch.no_grad():
+        error = references.check(loaded(io.BytesIO(save(about))), path)
+        metadata = _checked(about, error, references)
+        file.write(save(metadata))
+        file.flush()
+        references.check(loaded(io.BytesIO(Path(file.name).read_bytes())), path)
+    return Exported(
+        path=str(path), format="pt2", opset=None, batches=references.batches, error=error,
+        rounding=references.rounding, weights=_stored(program), bytes=file.tell(), metadata=metadata,
+    )  # fmt: skip
+
+
+def _stored(program: torch.export.ExportedProgram) -> int:
+    """Numbers in the tensors of a program, each storage counted once."""
+    tensors = [t for t in (*program.state_dict.values(), *program.constants.values()) if isinstance(t, Tensor)]
+    return sum({t.untyped_storage().data_ptr(): t.numel() for t in tensors}.values())
+
+
+def _write_onnx(
+    file: BinaryIO,
+    program: torch.export.ExportedProgram,
+    references: _References,
+    about: dict[str, str],
+    *,
+    opset: int,
+    path: Path,
+) -> Exported:
+    model = _onnx_model(program, opset)
+    error = references.check(onnx_runner(model.SerializeToString()), path)
+    metadata = _checked({**about, "opset": str(opset)}, error, references)
+    set_metadata(model, metadata)
+    file.write(model.SerializeToString())
+    file.flush()
+    references.check(onnx_runner(Path(file.name).read_bytes()), path)
+    return Exported(
+        path=str(path), format="onnx", opset=opset, batches=references.batches, error=error,
+        rounding=references.rounding, weights=stored_weights(model), bytes=file.tell(), metadata=metadata,
+    )  # fmt: skip
+
+
+def _onnx_model(program: torch.export.ExportedProgram, opset: int) -> Any:
+    """The graph with constants computed, but for what would store a shared weight twice."""
+    import onnxscript
+
+    try:
+        with _quiet():
+            written = torch.onnx.export(
+                program, (), dynamo=True, opset_version=opset, input_names=[INPUT], output_names=[OUTPUT],
+                optimize=False, verbose=False,
+            )  # fmt: skip
+            assert written is not None
+            onnxscript.optimizer.optimize_ir(written.model, should_fold=_not_shared)
+            stored = [value.const_value for value in written.model.graph.initializers.values()]
+            size = sum(tensor.nbytes for tensor in stored if tensor is not None)
+            if size > LARGEST:
+                raise ValueError(
+                    f"export: the network has {size / 2**30:.1f} GiB of weights, and an ONNX file holds 2 GiB at most; "
+                    "write a .pt2 file."
+                )
+            model = written.model_proto
+    except torch.onnx.errors.OnnxExporterError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"export: PyTorch can't write this network as ONNX with opset {opset}: {reason}") from error
+    found = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    if found != opset:
+        raise ValueError(
+            f"export: opset={opset} was asked for, and PyTorch can write this network with opset {found} only; leave "
+            f"out opset, or take one from {OPSET} up."
+        )
+    _forget_source(model)
+    _name_batch(model)
+    return model
+
+
+def _not_shared(node: Any) -> bool | None:
+    """A weight that has several readers is not computed on ahead, which would store it once for each of them."""
+    shared = any(value is not None and value.is_initializer() and len(value.uses()) > 1 for value in node.inputs)
+    return False if shared else None
+
+
+def _forget_source(model: Any) -> None:
+    """Keeps of what the exporter notes on each node only the path of its module: the rest has files of this machine."""
+    for item in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.value_info):
+        kept = [entry for entry in item.metadata_props if entry.key == "pkg.torch.onnx.name_scopes"]
+        del item.metadata_props[:]
+        item.metadata_props.extend(kept)
+    for tensor in model.graph.initializer:
+        del tensor.metadata_props[:]
+
+
+def _name_batch(model: Any) -> None:
+    """The exporter calls the free size s77 or the like."""
+    symbol = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = re.sub(rf"\b{re.escape(symbol)}\b", BATCH, dim.dim_param)
+
+
+def set_metadata(model: Any, metadata: Mapping[str, str]) -> None:
+    """Writes text by name into an ONNX model, in place of what it said under these names."""
+    kept = [entry for entry in model.metadata_props if entry.key not in metadata]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    for key, value in metadata.items():
+        model.metadata_props.add(key=key, value=value)
+
+
+def stored_weights(model: Any) -> int:
+    """Numbers in the initialisers of an ONNX model, without those that say a shape."""
+    import onnx
+
+    counted = (t for t in model.graph.initializer if t.data_type != onnx.TensorProto.INT64)
+    return sum(int(torch.Size(t.dims).numel()) for t in counted)
+
+
+def onnx_runner(model: bytes) -> Run:
+    """What an ONNX model computes, by onnxruntime on the CPU."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors alone
+    try:
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own kinds
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"export: onnxruntime can't read what was written: {reason}") from error
+    (name,) = (entry.name for entry in session.get_inputs())
+    return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
