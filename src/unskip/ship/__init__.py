@@ -2,6 +2,20 @@
 
 from unskip.ship.export import Exported, export
 from unskip.ship.fold import Folding, fold
+from unskip.ship.int8 import Accuracy, LayerNoise, Quantized, quantize
 from unskip.ship.verify import Check, Error, LayerCheck, verify
 
-__all__ = ["Check", "Error", "Exported", "Folding", "LayerCheck", "export", "fold", "verify"]
+__all__ = [
+    "Accuracy",
+    "Check",
+    "Error",
+    "Exported",
+    "Folding",
+    "LayerCheck",
+    "LayerNoise",
+    "Quantized",
+    "export",
+    "fold",
+    "quantize",
+    "verify",
+]

@@ -1,0 +1,315 @@
+"""quantize: a folded network in 8 bits, and what that costs it: accuracy before and after, and the error of each layer.
+
+Post-training static quantisation by onnxruntime. What comes out is an ordinary ONNX file with QuantizeLinear and
+DequantizeLinear around its layers, which onnxruntime, TensorRT, OpenVINO and the compilers for small devices read;
+torchao's is a PyTorch program that is fast where its compiler runs. Weights have a scale for each output channel.
+
+They have 7 bits unless 8 are asked for. A CPU without VNNI adds two products of 8 by 8 bits in 16, which overflows
+silently; the file can't know on which CPU it will run, and one bit of the weights costs less (docs/ship.md).
+"""
+
+import ast
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unskip.ship.export import OPSET, Run, export, need_onnx, onnx_runner, set_metadata
+from unskip.ship.files import check_free, write_atomically
+
+Bits = Literal[7, 8]
+Batches = Tensor | Iterable[Any]  # a tensor, or batches of a loader: tensors, or tuples that begin with one
+Labelled = tuple[Tensor, Tensor] | Iterable[Any]  # images and classes, or batches of both
+
+CHUNK = 64  # inputs that run at once
+COMPARED = 128  # calibration inputs that layers are compared on
+LIMIT = 0.5  # points of accuracy
+LAYERS = ("Conv", "Gemm", "MatMul")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNoise:
+    """What 8 bits do to one layer: 10 log10(signal / noise) in decibel; 6 dB are a bit."""
+
+    path: str
+    weights: float  # dB, of its weights against those of the float network
+    output: float | None  # dB, of what it writes, all layers before it in 8 bits too; None where it isn't quantised
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """Of the float network and of the file, on the same inputs."""
+
+    inputs: int
+    before: float | None  # percent right, None without labels
+    after: float | None
+    agreement: float  # percent of the inputs that get the same answer from both
+
+    @property
+    def loss(self) -> float:
+        """Points of accuracy; without labels, answers that changed, which bound them."""
+        if self.before is None or self.after is None:
+            return 100 - self.agreement
+        return self.before - self.after
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantized:
+    """A file in 8 bits and what it costs. Its text is a table."""
+
+    path: str
+    bits: Bits  # of weights
+    calibrated: int  # inputs
+    accuracy: Accuracy
+    layers: tuple[LayerNoise, ...]  # in the order in which they run
+    bytes_before: int  # of the float network as ONNX
+    bytes_after: int
+    metadata: dict[str, str]  # as the file holds it
+
+    def __str__(self) -> str:
+        a = self.accuracy
+        lines = [
+            f"{self.path}: INT8, weights of {self.bits} bits with a scale for each channel, calibrated on "
+            f"{self.calibrated:,} inputs; {self.bytes_before:,} bytes before, {self.bytes_after:,} after.",
+        ]
+        if a.before is not None and a.after is not None:
+            lines.append(
+                f"Accuracy on {a.inputs:,} inputs: {a.before:.2f} % before, {a.after:.2f} % after "
+                f"({a.after - a.before:+.2f} points); the same answer for {a.agreement:.2f} %."
+            )
+        else:
+            lines.append(f"The same answer as before for {a.agreement:.2f} % of {a.inputs:,} inputs (no labels given).")
+        lines += ["", f"{'layer':<40}{'weights, dB':>13}{'output, dB':>13}"]
+        for layer in self.layers:
+            output = "" if layer.output is None else f"{layer.output:.1f}"
+            lines.append(f"{layer.path[-39:]:<40}{layer.weights:>13.1f}{output:>13}")
+        return "\n".join(lines)
+
+
+def quantize(
+    network: nn.Module,
+    path: str | Path,
+    *,
+    calibrate: Batches,
+    test: Labelled | None = None,
+    bits: Bits = 7,
+    limit: float = LIMIT,
+    opset: int = OPSET,
+    metadata: Mapping[str, str] | None = None,
+    force: bool = False,
+) -> Quantized:
+    """Writes a network as ONNX in 8 bits.
+
+    Args:
+        network: in eval mode, in float32; fold it first.
+        path: of the file, `.onnx`.
+        calibrate: inputs like those that the network will see, some hundreds: a tensor, or batches of a loader. From
+            the training set, so that `test` stays unseen.
+        test: inputs and their classes, as two tensors or in batches, for the accuracy before and after. Without it the
+            answers of both are compared on the calibration data.
+        bits: of the weights; 8 is for CPUs with VNNI, for ARM and for accelerators.
+        limit: points of accuracy that may be lost; without `test`, percent of answers that may change.
+        opset: of ONNX.
+        metadata: what else the file is to say.
+        force: whether a file that is there may be replaced.
+
+    Returns:
+        Accuracy before and after, and the error of each layer. `print` shows a table.
+
+    Raises:
+        ValueError: something that was given is wrong, or more than `limit` is lost (with the table); then there is no
+            file, or still the old one.
+    """
+    path = Path(path).expanduser()
+    if path.suffix.lower() != ".onnx":
+        raise ValueError(f"quantize: path={str(path)!r} must end in .onnx.")
+    if bits not in get_args(Bits) or isinstance(bits, bool):
+        raise ValueError(f"quantize: bits={bits!r} must be 7 (safe on every CPU) or 8 (for CPUs with VNNI, and ARM).")
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 0:
+        raise ValueError(f"quantize: limit={limit!r} must be a number of points, at least 0.")
+    need_onnx("quantize")
+    check_free(path, command="quantize", argument="path", force=force, overwrite="force=True")
+    inputs = _inputs(calibrate)
+    chunks = inputs.split(CHUNK)
+    pairs: Iterable[tuple[Tensor, Tensor | None]] = ((x, None) for x in chunks) if test is None else _pairs(test)
+    if isinstance(test, list | tuple):
+        pairs = list(pairs)  # what is wrong with them is said before the work; a loader may be too large for that
+
+    with tempfile.TemporaryDirectory() as folder:
+        float_file, int8_file = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
+        exported = export(network, float_file, example=chunks[0], opset=opset, metadata=metadata)
+        _quantize_file(float_file, int8_file, chunks, bits)
+        runs = [onnx_runner(file.read_bytes()) for file in (float_file, int8_file)]
+        accuracy = _compare(runs, pairs)
+        layers = _layer_noise(float_file, int8_file, inputs[:COMPARED])
+        data, said = _with_metadata(int8_file, exported.metadata, accuracy, bits, len(inputs))
+        result = Quantized(
+            path=str(path), bits=bits, calibrated=len(inputs), accuracy=accuracy, layers=layers,
+            bytes_before=exported.bytes, bytes_after=len(data), metadata=said,
+        )  # fmt: skip
+    if not accuracy.loss <= limit:
+        what = "points of accuracy would be lost" if accuracy.before is not None else "% of the answers would change"
+        raise ValueError(
+            f"quantize: {accuracy.loss:.2f} {what}, more than limit={limit:g}, so nothing was written. More or other "
+            "calibration data may help, and the table says which layer suffers most; a higher limit takes it as it "
+            f"is.\n{result}"
+        )
+    write_atomically(path, lambda file: file.write(data), command="quantize")
+    return result
+
+
+def _inputs(batches: Batches) -> Tensor:
+    """All calibration inputs as one tensor."""
+    if isinstance(batches, Tensor):
+        parts: Sequence[Any] = [batches]
+    elif isinstance(batches, Iterable) and not isinstance(batches, str | bytes):
+        parts = [part[0] if isinstance(part, list | tuple) and part else part for part in batches]
+    else:
+        parts = [batches]
+    for part in parts:
+        if not isinstance(part, Tensor) or not part.is_floating_point() or part.dim() < 2:
+            what = f"{part.dtype} {tuple(part.shape)}" if isinstance(part, Tensor) else repr(part)
+            raise ValueError(
+                f"quantize: calibrate has {what[:80]} where a batch of floating-point inputs is expected; give a "
+                "tensor, or batches of a loader."
+            )
+    if not sum(map(len, parts)):
+        raise ValueError("quantize: calibrate has no inputs; give some hundreds like those that the network will see.")
+    inputs = torch.cat([part.detach().to("cpu", torch.float32) for part in parts]).contiguous()
+    if not torch.isfinite(inputs).all():
+        raise ValueError("quantize: calibrate has inputs that are not finite, and ranges can't be read from them.")
+    return inputs
+
+
+def _pairs(test: Labelled) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of inputs and classes."""
+    whole = isinstance(test, tuple) and len(test) == 2 and all(isinstance(part, Tensor) for part in test)
+    for pair in [test] if whole else test:
+        if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
+            raise ValueError("quantize: test must be inputs and their classes, as two tensors or in batches of both.")
+        x, labels = pair
+        if len(x) != len(labels) or labels.dim() != 1 or labels.is_floating_point():
+            raise ValueError(
+                f"quantize: test has inputs {tuple(x.shape)} with classes {labels.dtype} {tuple(labels.shape)}; one "
+                "whole number for each input is expected."
+            )
+        yield from zip(x.detach().to("cpu", torch.float32).split(CHUNK), labels.to("cpu").split(CHUNK), strict=True)
+
+
+def _compare(runs: Sequence[Run], batches: Iterable[tuple[Tensor, Tensor | None]]) -> Accuracy:
+    total = same = 0
+    right = [0, 0]
+    labelled = False
+    for x, labels in batches:
+        before, after = (run(x.contiguous()).argmax(1) for run in runs)
+        total += len(x)
+        same += int((before == after).sum())
+        if labels is not None:
+            labelled = True
+            right = [n + int((answer == labels).sum()) for n, answer in zip(right, (before, after), strict=True)]
+    if not total:
+        raise ValueError("quantize: test has no inputs.")
+    shares = [100 * n / total if labelled else None for n in right]
+    return Accuracy(inputs=total, before=shares[0], after=shares[1], agreement=100 * same / total)
+
+
+# ---------------------------------------------------------------- onnxruntime's part
+
+
+def _quantize_file(float_file: Path, int8_file: Path, chunks: Sequence[Tensor], bits: Bits) -> None:
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    # Shapes of all tensors, in place: what follows reads them, and the names stay as they are.
+    quant_pre_process(str(float_file), str(float_file), skip_optimization=True, skip_symbolic_shape=True)
+    quantize_static(
+        str(float_file),
+        str(int8_file),
+        _reader(chunks),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        reduce_range=bits == 7,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )
+
+
+def _reader(chunks: Sequence[Tensor]) -> Any:
+    """Calibration inputs as onnxruntime asks for them."""
+    from onnxruntime.quantization import CalibrationDataReader
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.left = iter(chunks)
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            chunk = next(self.left, None)
+            return None if chunk is None else {"input": chunk.numpy()}
+
+    return Reader()
+
+
+def _layer_noise(float_file: Path, int8_file: Path, inputs: Tensor) -> tuple[LayerNoise, ...]:
+    """Every layer with weights, compared between the two files."""
+    import onnx
+    from onnxruntime.quantization import qdq_loss_debug as debug
+
+    recorded = []
+    for file in (float_file, int8_file):
+        augmented = file.with_suffix(".all.onnx")
+        debug.modify_model_output_intermediate_tensors(str(file), str(augmented))
+        recorded.append(debug.collect_activations(str(augmented), _reader(inputs.split(CHUNK))))
+    matched = debug.create_activation_matching(recorded[1], recorded[0])
+    weights = debug.create_weight_matching(str(float_file), str(int8_file))
+    ratio = debug.compute_signal_to_quantization_noice_ratio
+    graph = onnx.load(float_file).graph
+    readers: dict[str, list[Any]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    layers = []
+    for node in graph.node:
+        weight = node.input[1] if node.op_type in LAYERS else ""
+        if weight not in weights:
+            continue
+        written = node.output[0]
+        if written not in matched and len(readers.get(written, [])) == 1:
+            written = readers[written][0].output[0]  # rounded together with its activation
+        pair = matched.get(written, {})
+        output = ratio(pair["float"], pair["post_qdq"]) if "float" in pair else None
+        noise = ratio(weights[weight]["float"], weights[weight]["dequantized"])
+        layers.append(LayerNoise(path=_module_path(node) or weight, weights=noise, output=output))
+    return tuple(layers)
+
+
+def _module_path(node: Any) -> str:
+    """The path of the module that a node comes from, as the exporter has noted it."""
+    for entry in node.metadata_props:
+        if entry.key == "pkg.torch.onnx.name_scopes":
+            return ast.literal_eval(entry.value)[-2]
+    return ""
+
+
+def _with_metadata(
+    file: Path, metadata: dict[str, str], accuracy: Accuracy, bits: Bits, calibrated: int
+) -> tuple[bytes, dict[str, str]]:
+    """The file with what it is and what it costs, and that as a dict."""
+    import onnx
+    import onnxruntime
+
+    said = {
+        **metadata,
+        "int8": f"static, QDQ, weights of {bits} bits for each channel, onnxruntime {onnxruntime.__version__}",
+        "calibrated on": f"{calibrated} inputs",
+        "int8 agreement": f"{accuracy.agreement:.2f} % of {accuracy.inputs}",
+    }
+    if accuracy.before is not None:
+        said["int8 accuracy"] = f"{accuracy.after:.2f} %, {accuracy.before:.2f} % before, of {accuracy.inputs}"
+    model = onnx.load(file)
+    set_metadata(model, said)
+    return model.SerializeToString(), said
