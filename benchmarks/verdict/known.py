@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from unskip.doctor.batches import load_batch
-from unskip.doctor.loading import load_network
 from unskip.doctor.verdict import judge
 from unskip.measures import measure
+from unskip.train.loading import load_network
 
 FAMILIES = ("activation", "gradient", "dissipation")
 

@@ -11,7 +11,7 @@ from torch import nn
 from tests.doctor.test_loading import HERE
 from tests.measures.networks import same, snapshot
 from unskip.doctor.batches import load_batch
-from unskip.doctor.loading import Subject, load_network
+from unskip.train.loading import Subject, load_network
 
 
 def subject(*shape: int) -> Subject:

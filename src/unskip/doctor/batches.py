@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from unskip.doctor.loading import Shape, Subject
 from unskip.measures.state import preserved
 from unskip.train.feed import open_image
+from unskip.train.loading import Shape, Subject
 from unskip.train.recipe import Recipe
 from unskip.train.sets import IMAGE_FILES, DataSet, Split, load
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from unskip.doctor.batches import load_batch
-from unskip.doctor.loading import load_network
 from unskip.doctor.report import Report, diagnose
 from unskip.ship import files
 from unskip.train import demo
 from unskip.train.feed import make_feed
+from unskip.train.loading import load_network
 from unskip.train.recipe import load_recipe
 from unskip.train.rng import seeded
 from unskip.train.runner import build_network

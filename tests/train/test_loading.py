@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.doctor import small
-from unskip.doctor.loading import load_network
 from unskip.train import load_recipe, run
+from unskip.train.loading import load_network
 
 HERE = "tests.doctor.small"
 

@@ -41,7 +41,13 @@ class Subject:
 
 
 def load_network(
-    word: str, *, method: str = "", weights: Path | None = None, input_size: Shape | None = None, seed: int = 0
+    word: str,
+    *,
+    method: str = "",
+    weights: Path | None = None,
+    input_size: Shape | None = None,
+    seed: int = 0,
+    command: str = "doctor",
 ) -> Subject:
     """A network by name, factory or checkpoint.
 
@@ -52,35 +58,36 @@ def load_network(
         weights: a file with a state dict for it.
         input_size: of one input; without it what the network says about itself, or a guess.
         seed: of its weights.
+        command: who asks, for messages.
     """
-    subject = _build(word, seed)
+    subject = _build(word, seed, command)
     if method:
         with seeded(seed, 1):  # not the numbers that the stem has been drawn from
             network = plainify(subject.network, method)
         subject = replace(subject, name=f"{subject.name}, {method}", network=network)
     if weights is not None:
-        _load_weights(subject.network, _state_dict(weights), weights, word)
+        _load_weights(subject.network, _state_dict(weights, command), weights, word, command)
     if input_size is not None:
         return replace(subject, input_size=input_size, guessed=False)
     if not subject.input_size:
         raise ValueError(
-            f"doctor: {word!r} does not say what it reads, and its first layer does not tell. Say the shape of one "
+            f"{command}: {word!r} does not say what it reads, and its first layer does not tell. Say the shape of one "
             "input with --input-size, for instance 3x32x32; a network that reads token numbers or several tensors can "
             "be looked at from Python, with unskip.diagnose(net, batch)."
         )
     return subject
 
 
-def _build(word: str, seed: int) -> Subject:
+def _build(word: str, seed: int, command: str) -> Subject:
     path = Path(word).expanduser()
     if path.is_dir() and (path / "checkpoint.pt").is_file():
-        return _from_run(path / "checkpoint.pt")
+        return _from_run(path / "checkpoint.pt", command)
     if path.is_file():
-        return _from_run(path)
+        return _from_run(path, command)
     if path.suffix in WEIGHT_FILES or "/" in word:
-        raise ValueError(f"doctor: there is no file {word!r}.")
+        raise ValueError(f"{command}: there is no file {word!r}.")
     if ":" in word:
-        return _from_factory(word, seed)
+        return _from_factory(word, seed, command)
     with seeded(seed):
         network = create_model(word)
     if word in ENTRIES:
@@ -94,13 +101,13 @@ def _timm_size(network: nn.Module) -> Shape | None:
     return tuple(size) if size else None
 
 
-def _from_factory(word: str, seed: int) -> Subject:
+def _from_factory(word: str, seed: int, command: str) -> Subject:
     """`torchvision:NAME` or `package.module:function`."""
     module_name, _, name = word.partition(":")
     if module_name == "torchvision":
         known = torchvision.models.list_models()
         if name not in known:
-            raise ValueError(f"doctor: torchvision has no network {name!r}.{nearest(name, known)}")
+            raise ValueError(f"{command}: torchvision has no network {name!r}.{nearest(name, known)}")
         with seeded(seed):
             network = torchvision.models.get_model(name, weights=None)
         transforms = torchvision.models.get_model_weights(name).DEFAULT.transforms()
@@ -112,13 +119,13 @@ def _from_factory(word: str, seed: int) -> Subject:
             build = getattr(build, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"doctor: {word!r} can't be imported: {error}. It must be package.module:function, found from here (the "
+            f"{command}: {word!r} can't be imported: {error}. It must be package.module:function, found from here (the "
             "current folder counts), and the function must take no argument."
         ) from error
     with seeded(seed):  # after the import, which may draw numbers of its own
-        network = build if isinstance(build, nn.Module) else _call(build, word)
+        network = build if isinstance(build, nn.Module) else _call(build, word, command)
     if not isinstance(network, nn.Module):
-        raise ValueError(f"doctor: {word!r} gave {type(network).__name__!r}, not an nn.Module.")
+        raise ValueError(f"{command}: {word!r} gave {type(network).__name__!r}, not an nn.Module.")
     if network.__class__.__module__.startswith("torchvision.models."):
         return Subject(name=word, network=network, input_size=(3, 224, 224), guessed=True)
     size = _timm_size(network)
@@ -127,12 +134,12 @@ def _from_factory(word: str, seed: int) -> Subject:
     return Subject(name=word, network=network, input_size=_guess(network), guessed=True)
 
 
-def _call(build: Callable[[], Any], word: str) -> Any:
+def _call(build: Callable[[], Any], word: str, command: str) -> Any:
     try:
         return build()
     except Exception as error:  # it is the user's own code
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"doctor: {word!r} failed when it was called without arguments: {reason}.") from error
+        raise ValueError(f"{command}: {word!r} failed when it was called without arguments: {reason}.") from error
 
 
 def _guess(network: nn.Module) -> Shape:
@@ -156,21 +163,21 @@ def _guess(network: nn.Module) -> Shape:
 # ---------------------------------------------------------------- checkpoints
 
 
-def _from_run(path: Path) -> Subject:
+def _from_run(path: Path, command: str) -> Subject:
     """The network of a run of `unskip train`, with the weights that it has reached."""
     way_out = "To look at other weights name their network, and give the file with --weights."
     if path.suffix == ".safetensors":
-        raise ValueError(f"doctor: {path} holds weights alone, and does not say of which network. {way_out}")
-    state = read_torch_file(path, command="doctor", way_out=way_out)
+        raise ValueError(f"{command}: {path} holds weights alone, and does not say of which network. {way_out}")
+    state = read_torch_file(path, command=command, way_out=way_out)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError(f"doctor: {path} is no checkpoint of `unskip train`. {way_out}")
+        raise ValueError(f"{command}: {path} is no checkpoint of `unskip train`. {way_out}")
     recipe = Recipe().replace(**state["recipe"])
     channels, side = NATIVE.get(recipe.dataset, (3, 0))
     weights = state["network"]
     reads = next((tensor.shape[1] for tensor in weights.values() if tensor.dim() == 4), channels)
     with seeded(recipe.seed):
         network = build_network(recipe, _sizes(recipe, state["data"]["classes"], reads))
-    _load_weights(network, weights, path, recipe.network)
+    _load_weights(network, weights, path, recipe.network, command)
     side = recipe.image_size or side or GUESSED_SIDE
     return Subject(
         name=f"{recipe.network} of {path.parent.name or path}",
@@ -189,7 +196,7 @@ def _sizes(recipe: Recipe, classes: int, channels: int) -> DataSet:
     )  # fmt: skip
 
 
-def _state_dict(path: Path) -> dict[str, Tensor]:
+def _state_dict(path: Path, command: str) -> dict[str, Tensor]:
     """The tensors of a file: a state dict, or one inside what a training script has saved."""
     way_out = (
         "A file of weights is a state dict, saved with torch.save(net.state_dict(), path) or as safetensors; a whole "
@@ -199,24 +206,24 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
         try:
             return load_file(path)
         except (OSError, SafetensorError) as error:
-            raise ValueError(f"doctor: {path} can't be read as safetensors: {error}. {way_out}") from error
-    state = read_torch_file(path, command="doctor", way_out=way_out)
+            raise ValueError(f"{command}: {path} can't be read as safetensors: {error}. {way_out}") from error
+    state = read_torch_file(path, command=command, way_out=way_out)
     for key in ("state_dict", "model_state_dict", "model", "network"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
     if not isinstance(state, dict) or not state or not all(isinstance(v, Tensor) for v in state.values()):
-        raise ValueError(f"doctor: {path} holds no state dict. {way_out}")
+        raise ValueError(f"{command}: {path} holds no state dict. {way_out}")
     return state
 
 
-def _load_weights(network: nn.Module, state: dict[str, Tensor], path: Path, name: str) -> None:
+def _load_weights(network: nn.Module, state: dict[str, Tensor], path: Path, name: str, command: str) -> None:
     state = {_bare(key): value for key, value in state.items()}
     try:
         network.load_state_dict(state)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         reason = reason if len(reason) < 400 else reason[:400] + " ..."
-        raise ValueError(f"doctor: {path} does not fit {name!r}: {reason}") from error
+        raise ValueError(f"{command}: {path} does not fit {name!r}: {reason}") from error
 
 
 def _bare(key: str) -> str:
