@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from tests.doctor.test_loading import HERE
 from tests.measures.networks import same, snapshot
+from tests.train.test_loading import HERE
 from unskip.doctor.batches import load_batch
 from unskip.train.loading import Subject, load_network
 
