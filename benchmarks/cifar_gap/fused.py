@@ -210,7 +210,7 @@ def conv(src, w, out, *, norm=None, e1=None, e2=None, sums=None, flip=False, epi
 
 def wgrad(g, x, dw) -> None:
     (P, H, W), cg, cx = pixels(x), g.shape[1], x.shape[1]
-    block = min(P, 128)
+    block = min(P, 128 if cg <= 128 else 64)  # shared memory
     turns = max(1, min(8, P // block // 32))
     every, together, kp = taps(cx, dw, cg)
     wgrad_kernel[(P // block // turns, every // together)](
