@@ -17,7 +17,8 @@ from unskip.models import ENTRIES
 
 # One small network per family in `make test`; every name in `make test-all`.
 QUICK = {
-    "resnet20", "plain_resnet20", "pnnh_resnet20", "pnnh_wrn16_8", "plain_resnet18", "pnnh_resnet18", "pnnh_resnet50",
+    "resnet20", "plain_resnet20", "pnnh_resnet20", "pnnh_resnet20_wide", "pnnh_wrn16_8", "plain_resnet18",
+    "pnnh_resnet18", "pnnh_resnet50",
     "plain_mobilenetv2", "pnnh_mobilenetv2", "pnnh_swin_tiny", "pnnh_vit_tiny",
     "plainnet_mlp", "plainnet50",
     "simplified_plain20", "simplified_resnet20", "simplified_dominant20",

@@ -1,5 +1,6 @@
 """Methods: ways to make a residual block skip-free. One file each, BlockSpec -> nn.Module."""
 
+from unskip.methods.centred import CentredConv2d
 from unskip.methods.delta_tanh import DeltaTanh
 from unskip.methods.dirac import Dirac, DiracConv2d, DiracLinear, fold_dirac
 from unskip.methods.iso import Iso, SReLU
@@ -16,6 +17,7 @@ __all__ = [
     "PNNH",
     "BlockSpec",
     "CReLU",
+    "CentredConv2d",
     "DeltaTanh",
     "Dirac",
     "DiracConv2d",

@@ -9,6 +9,7 @@ above [W_2, W_dec] (`unskip.methods.stack`). That is why the network is plain.
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -17,6 +18,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from unskip.coders import FORMS, PRETEXTS, CoderBank, CoderSpec, act_name, odd_part_is_identity
+from unskip.methods.centred import CentredConv2d
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.registry import check_choices, register_method
 from unskip.methods.spec import RECTIFIERS, BlockSpec, Conv, Layer, Unsupported, factory
@@ -24,6 +26,7 @@ from unskip.methods.spec import RECTIFIERS, BlockSpec, Conv, Layer, Unsupported,
 Norm = Literal["first", "both"]
 Transition = Literal["coded", "whole"]
 Signed = Literal["rectify", "paired"]
+Transient = Literal["full", "centre"]
 
 
 class PNNHBlock(nn.Module):
@@ -67,6 +70,9 @@ class PNNH:
     scale: float = 0.3  # of the last layer at initialisation, relative to He's
     transition: Transition = "coded"  # transitions with a coder of their own, or whole without one
     signed: Signed = "paired"  # blocks with linear output (MobileNet-V2): carry x+ and x-, or put σ after the sum
+    transient: Transient = "full"  # channels that pretext="identity" does not carry: all taps, or the centre tap alone
+    hidden: Mapping[int, int] | None = None  # width of the learner by that of the block, {32: 8}; None: H - C_B
+    head_norm: bool | None = None  # a norm before pooling; None: where the network has a place for one (CIFAR ResNets)
     seed: int = 0  # of fitted and random coders
 
     keeps_weights: ClassVar[bool] = False
@@ -86,8 +92,17 @@ class PNNH:
             "norm": get_args(Norm),
             "transition": get_args(Transition),
             "signed": get_args(Signed),
+            "transient": get_args(Transient),
         }
         check_choices("pnnh", self, choices)
+        if self.transient == "centre" and self.pretext != "identity":
+            raise ValueError(
+                f"pnnh: transient='centre' needs pretext='identity', the coder whose carried channels are the first "
+                f"ones, and not pretext={self.pretext!r}."
+            )
+        if self.hidden is not None:
+            object.__setattr__(self, "hidden", check_hidden(self.hidden))
+        check_head_norm("pnnh", self.head_norm)
         if not self.scale >= 0:
             raise ValueError(f"pnnh: scale={self.scale} must not be negative; 1 is He's initialisation.")
 
@@ -112,11 +127,23 @@ class PNNH:
                 coder = bank.take(target, act, **make)
         return PNNHBlock(
             pre=nn.Sequential(*spec.pre),
-            learner=self.learner(spec, hidden - code),
+            learner=self.learner(spec, hidden - code if self.hidden is None else self._hidden(spec.out_features)),
             coder=coder,
             drop_path=spec.drop_path,
             act=self._out_act(spec),
         )
+
+    def finish(self, network: nn.Module) -> None:
+        """A norm before pooling, where the network has a place for one."""
+        set_head_norm("pnnh", network, self.head_norm)
+
+    def _hidden(self, width: int) -> int:
+        assert self.hidden is not None
+        if width not in self.hidden:
+            raise Unsupported(
+                f"hidden={dict(self.hidden)} says nothing about blocks of width {width}; add it, or leave hidden out"
+            )
+        return self.hidden[width]
 
     def _whole(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
         """A transition as it is without its shortcut, its output rectified where the next coder relies on that."""
@@ -198,13 +225,21 @@ class PNNH:
         """The block's layers at a hidden width (that of a block beside a coder), freshly initialised."""
         if hidden is None:
             hidden = spec.layers[0].out_features - self._coder_spec(spec, self._activation(spec)).code
+        if self.transient == "centre" and spec.family != "vanilla":
+            raise Unsupported(f"transient='centre' is for blocks of two k x k convolutions, and it is {spec.family}")
         learner = nn.Sequential()
         last = len(spec.layers) - 1
         for i, layer in enumerate(spec.layers):
             fan_in = spec.in_features if i == 0 else hidden
             fan_out = spec.out_features if i == last else hidden
             conv = conv_like(layer, fan_in, fan_out)
-            initialise(conv, self.scale if i == last else 1.0)
+            scale = self.scale if i == last else 1.0
+            if self.transient == "centre":
+                assert isinstance(conv, nn.Conv2d)
+                carried = max(1, round(self.ratio * (fan_out if i == last else fan_in)))
+                conv = CentredConv2d(conv, carried, side="writes" if i == last else "reads", scale=scale)
+            else:
+                initialise(conv, scale)
             learner.add_module(f"conv{i + 1}", conv)
             if layer.norm is not None and (i != last or self.norm == "both"):
                 learner.add_module(f"norm{i + 1}", norm_like(layer.norm, fan_out, **factory(layer.conv)))
@@ -224,6 +259,38 @@ class PNNHPaper(PNNH):
     scale: float = 1.0
     transition: Transition = "whole"
     signed: Signed = "rectify"
+    head_norm: bool | None = False
+
+
+def check_head_norm(where: str, value: object) -> None:
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{where}: head_norm={value!r} must be true, false or None (where there is a place for it).")
+
+
+def set_head_norm(where: str, network: nn.Module, wanted: bool | None) -> None:
+    """Puts a norm before the network's pooling. False leaves its head as it is."""
+    place = getattr(network, "add_head_norm", None)
+    if wanted and place is None:
+        raise ValueError(
+            f"{where}: head_norm=True, but {type(network).__name__} has no place for a norm before its pooling "
+            "(a method `add_head_norm`), as our CIFAR ResNets have; leave head_norm out."
+        )
+    if place is not None and wanted is not False:
+        place()
+
+
+def check_hidden(hidden: object) -> dict[int, int]:
+    """Widths of learners by widths of blocks; TOML and JSON have text for keys."""
+    try:
+        widths = {int(width): int(value) for width, value in hidden.items()}  # type: ignore[attr-defined]
+        if all(value >= 1 and value == given for value, given in zip(widths.values(), hidden.values(), strict=True)):  # type: ignore[attr-defined]
+            return widths
+    except (AttributeError, TypeError, ValueError):
+        pass
+    raise ValueError(
+        f"pnnh: hidden={hidden!r} must give the learner's width for each width of a block, for instance "
+        "{32: 8, 64: 16, 128: 31}."
+    )
 
 
 def check_strides(spec: BlockSpec) -> None:

@@ -16,7 +16,8 @@ class Method(Protocol):
     """A frozen dataclass of options with one function, from BlockSpec to a skip-free block.
 
     `build` returns None for a block that is to stay as it is, and raises Unsupported for one that it can't express.
-    `keeps_weights` says whether the weights of the given block live on in the new one.
+    `keeps_weights` says whether the weights of the given block live on in the new one. A method may have a function
+    `finish(network)` too, for what it changes outside of the blocks; it comes last.
     """
 
     keeps_weights: ClassVar[bool]

@@ -11,7 +11,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from unskip.coders import CoderBank
-from unskip.methods.pnnh import PNNH, check_number
+from unskip.methods.pnnh import PNNH, check_head_norm, check_number, set_head_norm
 from unskip.methods.registry import register_method
 from unskip.methods.spec import BlockSpec
 
@@ -49,6 +49,7 @@ class ResidualHalf:
 
     ratio: float = 0.5  # the share of C (of C_low in bottlenecks) by which the hidden width shrinks
     scale: float = 0.3  # of the last convolution at initialisation, relative to He's
+    head_norm: bool | None = None  # a norm before pooling, as `pnnh` has it
 
     keeps_weights: ClassVar[bool] = False
 
@@ -57,9 +58,13 @@ class ResidualHalf:
         check_number("residual_half", "scale", self.scale)
         if not 0 < self.ratio <= 0.5:
             raise ValueError(f"residual_half: ratio={self.ratio} must be above 0 and at most 0.5.")
+        check_head_norm("residual_half", self.head_norm)
 
     def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
         if not spec.skip:
             return None
         learner = PNNH(ratio=self.ratio, scale=self.scale).learner(spec)
         return ResidualHalfBlock(nn.Sequential(*spec.pre), learner, spec.shortcut, spec.drop_path, spec.out_act)
+
+    def finish(self, network: nn.Module) -> None:
+        set_head_norm("residual_half", network, self.head_norm)

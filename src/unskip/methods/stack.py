@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from unskip.coders import Coder, CoderRef, TransitionCoder
+from unskip.methods.centred import CentredConv2d
 from unskip.methods.dirac import DiracConv2d, DiracLinear, fold_dirac
 from unskip.methods.pnnh import PNNHBlock
 from unskip.methods.seq import TiedConv
@@ -22,7 +23,7 @@ from unskip.methods.spec import BlockSpec, Conv, replace_weight
 
 
 def stacked(network: nn.Module, *, keep: Collection[str] = ()) -> nn.Module:
-    """A copy of the network in which every PNNH block is its stacked form, and every Dirac or tied layer a plain one.
+    """A copy of the network with every PNNH block in its stacked form, every Dirac, tied or centred layer a plain one.
 
     Args:
         network: in eval mode.
@@ -30,17 +31,21 @@ def stacked(network: nn.Module, *, keep: Collection[str] = ()) -> nn.Module:
     """
     network = copy.deepcopy(network)
     for path, module in list(network.named_modules()):
-        plain: nn.Module
-        if isinstance(module, PNNHBlock) and path not in keep:
-            plain = stack(module, path or "the block")
-        elif isinstance(module, DiracConv2d | DiracLinear):
-            plain = fold_dirac(module)
-        elif isinstance(module, TiedConv):
-            plain = module.untied()
-        else:
+        in_whole = isinstance(module, PNNHBlock) and path not in keep
+        plain = stack(module, path or "the block") if in_whole else plain_layer(module)
+        if plain is module:
             continue
-        network = replaced(network, module, plain.train(module.training))
+        network = replaced(network, module, plain)
     return network
+
+
+def plain_layer(module: nn.Module) -> nn.Module:
+    """A layer whose weight is made from others as the ordinary one that it is; any other module as it is."""
+    if isinstance(module, DiracConv2d | DiracLinear):
+        return fold_dirac(module).train(module.training)
+    if isinstance(module, TiedConv):
+        return module.untied().train(module.training)
+    return module.plain().train(module.training) if isinstance(module, CentredConv2d) else module
 
 
 def replaced(network: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
@@ -60,7 +65,7 @@ def stack(block: PNNHBlock, path: str = "the block") -> nn.Sequential:
         raise ValueError(
             f"stack: {path} is in training mode, where BatchNorm depends on the batch; call .eval() first."
         )
-    layers = BlockSpec(path=path, branch=tuple(block.learner)).layers
+    layers = BlockSpec(path=path, branch=tuple(map(plain_layer, block.learner))).layers
     convs = []
     for layer in layers:
         if layer.norm is None:
@@ -77,7 +82,7 @@ def stack(block: PNNHBlock, path: str = "the block") -> nn.Sequential:
     parts: list[nn.Module] = [*block.pre]
     for layer, conv in zip(layers, convs, strict=True):
         parts += [conv] if layer.act is None else [conv, layer.act]
-    return nn.Sequential(*parts, block.act)
+    return nn.Sequential(*parts, block.act).eval()
 
 
 def stackable(coder: nn.Module, convs: list[Conv]) -> list[Tensor]:

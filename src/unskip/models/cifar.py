@@ -13,11 +13,11 @@ from timm.models import checkpoint_seq
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip.methods.spec import BlockSpec, parts
+from unskip.methods.spec import BlockSpec, factory, parts
 from unskip.surgery import register_reader
 
 Shortcut = Literal["A", "B"]
-STEM = 16  # channels behind the first convolution
+HE = (16, 32, 64)  # channels of He's three stages; the stem has those of the first
 
 
 class PadShortcut(nn.Module):
@@ -115,17 +115,18 @@ class CifarNet(nn.Module):
     drop_rate: float  # of the dropout before the classifier
     grad_checkpointing = False
 
-    def add_stages(self, blocks: int, width: int, make: Callable[[int, int, int, int], nn.Module]) -> None:
-        """Three stages of `blocks` blocks each, of `width`, 2 `width` and 4 `width` channels.
+    def add_stages(
+        self, blocks: int, stem: int, widths: tuple[int, ...], make: Callable[[int, int, int, int], nn.Module]
+    ) -> None:
+        """Three stages of `blocks` blocks each, of these widths, behind a stem of `stem` channels.
 
         `make(in_chs, out_chs, stride, index)` builds a block.
         """
         if blocks < 1:
             raise ValueError(f"{type(self).__name__}: blocks={blocks} must be at least 1 in each stage.")
-        in_chs = STEM
+        in_chs = stem
         self.feature_info = []
-        for stage in range(3):
-            out_chs = 2**stage * width
+        for stage, out_chs in enumerate(widths):
             layer = nn.Sequential()
             for i in range(blocks):
                 stride = 2 if stage > 0 and i == 0 else 1
@@ -178,7 +179,9 @@ class CifarResNet(CifarNet):
         *,
         blocks: int,  # in each stage
         block: type[CifarBlock] | type[WideBlock] = CifarBlock,
-        width: int = 1,  # of the stages, in multiples of 16, 32, 64
+        widths: tuple[int, ...] = HE,  # channels of each stage
+        stem: int | None = None,  # channels behind the first convolution; None: those of the first stage
+        head_norm: bool = False,  # a norm before pooling; pre-activation networks have one in any case
         shortcut: Shortcut = "A",
         num_classes: int = 10,
         in_chans: int = 3,
@@ -190,20 +193,39 @@ class CifarResNet(CifarNet):
             raise ValueError(f"CifarResNet: shortcut={shortcut!r} must be 'A' (no weights) or 'B' (projections).")
         self.num_classes = num_classes
         self.drop_rate = drop_rate
-        self.conv1 = nn.Conv2d(in_chans, STEM, 3, 1, 1, bias=False)
-        self.bn1 = nn.Identity() if block.preact else nn.BatchNorm2d(STEM)
+        widths = check_widths(widths)
+        stem = stem or widths[0]
+        self.conv1 = nn.Conv2d(in_chans, stem, 3, 1, 1, bias=False)
+        self.bn1 = nn.Identity() if block.preact else nn.BatchNorm2d(stem)
         self.act1 = nn.Identity() if block.preact else nn.ReLU(inplace=True)
 
         def make(in_chs: int, out_chs: int, stride: int, index: int) -> nn.Module:
             return block(in_chs, out_chs, stride, shortcut, drop_path_rate * index / (3 * blocks - 1))
 
-        self.add_stages(blocks, 16 * width, make)
-        self.norm = nn.BatchNorm2d(self.num_features) if block.preact else nn.Identity()
+        self.add_stages(blocks, stem, widths, make)
+        self.norm: nn.Module = nn.Identity()
+        if block.preact or head_norm:
+            self.add_head_norm()
         self.act = nn.ReLU(inplace=True) if block.preact else nn.Identity()
         self.fc = self.make_classifier(num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def add_head_norm(self) -> None:
+        """Puts a norm before pooling, where there is none. `fold` absorbs it into the classifier."""
+        if isinstance(self.norm, nn.Identity):
+            self.norm = nn.BatchNorm2d(self.num_features, **factory(self.conv1)).train(self.training)
+
+
+def check_widths(widths: object) -> tuple[int, ...]:
+    """Lists are welcome, since recipes have no tuples."""
+    given = tuple(widths) if isinstance(widths, tuple | list) else ()
+    if len(given) != 3 or not all(type(width) is int and width >= 1 for width in given):
+        raise ValueError(
+            f"CifarResNet: widths={widths} must be three whole numbers, the channels of each stage, for instance {HE}."
+        )
+    return given
 
 
 def cifar_resnet(depth: int, **kwargs: Any) -> CifarResNet:
@@ -217,4 +239,7 @@ def wide_resnet(depth: int, width: int, **kwargs: Any) -> CifarResNet:
     """WRN-depth-width, without dropout, projections where the width changes."""
     if depth % 6 != 4 or depth < 10:
         raise ValueError(f"wide_resnet: depth={depth} must be 6n + 4 with n >= 1, for instance 16, 28 or 40.")
-    return CifarResNet(blocks=depth // 6, block=WideBlock, width=width, **{"shortcut": "B", **kwargs})
+    widths = tuple(width * channels for channels in HE)
+    return CifarResNet(
+        blocks=depth // 6, block=WideBlock, **{"widths": widths, "stem": HE[0], "shortcut": "B", **kwargs}
+    )

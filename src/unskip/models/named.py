@@ -1,12 +1,14 @@
 """The backbones of papers/pnnh.md, each with its skip-free names. The name of the function is the public id."""
 
+from collections.abc import Callable
 from typing import Any
 
 import timm
 from torch import nn
 
 from unskip.models.cifar import cifar_resnet, wide_resnet
-from unskip.models.registry import RIVALS, SKIP_FREE, backbone
+from unskip.models.registry import RIVALS, SKIP_FREE, Build, backbone
+from unskip.models.wide import WIDTHS, wide_options
 
 ALL = (*SKIP_FREE, *RIVALS)
 
@@ -25,29 +27,58 @@ IMAGENET: dict[str, Any] = {"input_size": (3, 224, 224), "num_classes": 1000}
 RESNET: dict[str, Any] = {**IMAGENET, "family": "resnet", "first_conv": "conv1", "classifier": "fc"}
 
 
-@backbone(family="cifar_resnet", residual=True, methods=ALL, **CIFAR)
+OPTIONS = ("widths", "stem", "head_norm", "shortcut")  # of the CIFAR networks, beside timm's
+# What the names pnnh_resnet20 to pnnh_resnet110 mean: False, He's widths (the wide ones are pnnh_resnet20_wide, ...);
+# True, the wide networks (those of He's widths are pnnh_resnet20_he, ...). Measurements: docs/results.md.
+WIDE_BY_DEFAULT = False
+
+
+def cifar(methods: tuple[str, ...] = SKIP_FREE, paper: dict[str, float] | None = None) -> Callable[[Build], Build]:
+    """Decorator: He's network of a depth, its skip-free names, and PNNH at He's and at twice his widths."""
+
+    def register(fn: Build) -> Build:
+        name = fn.__name__
+        about: dict[str, Any] = {"family": "cifar_resnet", "options": OPTIONS, **CIFAR}
+        others = tuple(method for method in methods if method != "pnnh")
+        backbone(residual=True, methods=others, paper=paper, **about)(fn)
+
+        def wide(**kwargs: Any) -> nn.Module:
+            return fn(**{"widths": WIDTHS, **kwargs})
+
+        depth = int(name.removeprefix("resnet"))
+        he_or_wide: list[tuple[Build, dict[str, Any]]] = [(fn, {}), (wide, wide_options(depth))]
+        meant = {name: he_or_wide[WIDE_BY_DEFAULT], f"{name}_wide": he_or_wide[True]}
+        if WIDE_BY_DEFAULT:
+            meant[f"{name}_he"] = he_or_wide[False]
+        for each, (build, presets) in meant.items():
+            printed = paper if each == name else None
+            backbone(methods=("pnnh",), name=each, presets=presets, paper=printed, **about)(build)
+        return fn
+
+    return register
+
+
+@cifar(methods=ALL)
 def resnet20(**kwargs: Any) -> nn.Module:
     return cifar_resnet(20, **kwargs)
 
 
-@backbone(family="cifar_resnet", residual=True, **CIFAR)
+@cifar()
 def resnet32(**kwargs: Any) -> nn.Module:
     return cifar_resnet(32, **kwargs)
 
 
-@backbone(family="cifar_resnet", residual=True, **CIFAR)
+@cifar()
 def resnet44(**kwargs: Any) -> nn.Module:
     return cifar_resnet(44, **kwargs)
 
 
-@backbone(family="cifar_resnet", residual=True, methods=ALL, **CIFAR)
+@cifar(methods=ALL)
 def resnet56(**kwargs: Any) -> nn.Module:
     return cifar_resnet(56, **kwargs)
 
 
-@backbone(
-    family="cifar_resnet", residual=True, methods=ALL, paper={"residual": 1.7, "plain": 1.7, "pnnh": 0.88}, **CIFAR
-)
+@cifar(methods=ALL, paper={"residual": 1.7, "plain": 1.7, "pnnh": 0.88})
 def resnet110(**kwargs: Any) -> nn.Module:
     return cifar_resnet(110, **kwargs)
 

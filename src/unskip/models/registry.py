@@ -37,6 +37,7 @@ class Entry:
     num_classes: int
     paper_params: float | None  # millions, as the network's paper prints it
     options: tuple[str, ...] = ()  # the builder's own arguments beside timm's
+    presets: dict[str, Any] = field(default_factory=dict)  # options of the method that are not its defaults
     feature_cfg: dict[str, Any] = field(default_factory=dict)
     feature_maps: bool = True  # False: fully connected, so there are none
 
@@ -52,7 +53,7 @@ class Entry:
                 "its last layer with forward_features, or hook the layers you want."
             )
         known = [] if self.method is None else method_options(self.method)
-        options = {name: kwargs.pop(name) for name in list(kwargs) if name in known}
+        options = self.presets | {name: kwargs.pop(name) for name in list(kwargs) if name in known}
 
         def build(**builder_kwargs: Any) -> nn.Module:
             network = self.builder(**builder_kwargs)
@@ -75,7 +76,12 @@ ENTRIES: dict[str, Entry] = {}
 
 
 def backbone(
-    *, residual: bool = False, methods: tuple[str, ...] = SKIP_FREE, paper: dict[str, float] | None = None, **about: Any
+    *,
+    residual: bool = False,
+    methods: tuple[str, ...] = SKIP_FREE,
+    paper: dict[str, float] | None = None,
+    name: str = "",
+    **about: Any,
 ) -> Callable[[Build], Build]:
     """Decorator: registers a backbone's skip-free names and, if `residual`, its own (timm has the other ones already).
 
@@ -83,13 +89,15 @@ def backbone(
         residual: whether the residual network gets a name too.
         methods: the methods to name, `method_backbone` each.
         paper: parameters that papers/pnnh.md prints, in millions, by method ('residual', 'plain', 'pnnh', 'dirac').
+        name: of the backbone, where it is not that of the function.
         about: what `network` takes.
     """
 
     def register(fn: Build) -> Build:
+        base = name or fn.__name__
         for method in (None, *methods) if residual else methods:
-            name = fn.__name__ if method is None else f"{method}_{fn.__name__}"
-            _register(name, fn, method=method, paper=(paper or {}).get(method or "residual"), **about)
+            full = base if method is None else f"{method}_{base}"
+            _register(full, fn, method=method, paper=(paper or {}).get(method or "residual"), **about)
         return fn
 
     return register
@@ -119,6 +127,7 @@ def _register(
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD,
     paper: float | None = None,
     options: tuple[str, ...] = (),
+    presets: dict[str, Any] | None = None,
     feature_cfg: dict[str, Any] | None = None,
     feature_maps: bool = True,
 ) -> None:
@@ -137,6 +146,7 @@ def _register(
         std: of the images' channels, for normalising.
         paper: parameters that the network's paper prints, in millions.
         options: names of the builder's own arguments, for the message about a wrong one.
+        presets: options of the method where the name means others than its defaults.
         feature_cfg: how timm takes feature maps from it.
         feature_maps: whether there are any; features_only is refused where not.
     """
@@ -150,6 +160,7 @@ def _register(
         num_classes=num_classes,
         paper_params=paper,
         options=options,
+        presets=presets or {},
         feature_cfg=feature_cfg or {},
         feature_maps=feature_maps,
     )

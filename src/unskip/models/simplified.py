@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from unskip.methods.spec import BlockSpec, parts
-from unskip.models.cifar import STEM, CifarNet, PadShortcut
+from unskip.models.cifar import HE, CifarNet, PadShortcut
 from unskip.models.named import CIFAR
 from unskip.models.registry import network
 from unskip.surgery import register_reader
@@ -154,14 +154,14 @@ class SimplifiedNet(CifarNet):
             raise ValueError(f"SimplifiedNet: init={init!r} must be 'kwi' (Kaiming) or 'hmwi' (Hardt and Ma).")
         self.num_classes = num_classes
         self.drop_rate = drop_rate
-        self.conv1 = nn.Conv2d(in_chans, STEM, 3, 1, 1)
+        self.conv1 = nn.Conv2d(in_chans, HE[0], 3, 1, 1)
         self.bn1, self.norm, self.act = nn.Identity(), nn.Identity(), nn.Identity()
         self.act1 = nn.ReLU(inplace=True)
 
         def make(in_chs: int, out_chs: int, stride: int, index: int) -> nn.Module:
             return SimplifiedBlock(in_chs, out_chs, stride, residual=residual)
 
-        self.add_stages(blocks, STEM, make)
+        self.add_stages(blocks, HE[0], HE, make)
         self.fc = self.make_classifier(num_classes)
         sigma = sigma_p if init == "kwi" else sigma_r
         for conv in (self.conv1, *(block.conv for block in simplified_blocks(self))):

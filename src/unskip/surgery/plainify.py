@@ -35,11 +35,12 @@ def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = 
         strict: whether a residual block that can't be made skip-free is an error. With False it is a warning, and that
             block stays as it is.
         options: the method's own options, see `unskip.methods`; for 'pnnh': ratio, pretext, norm, scale, transition,
-            signed and seed; for 'dirac': a and b; for 'iso': shift and init; for 'delta_tanh': gain and bias; for
-            'looks_linear': gain; for 'seq': init, tie, pre_relu, position and seed.
+            signed, transient, hidden, head_norm and seed; for 'dirac': a and b; for 'iso': shift and init; for
+            'delta_tanh': gain and bias; for 'looks_linear': gain; for 'seq': init, tie, pre_relu, position and seed.
 
-    The network's stem, head and norms outside the blocks keep their weights. If the network looks trained (its norms
-    tell), a warning says how many trained weights are discarded with the old blocks.
+    The network's stem, head and norms outside the blocks keep their weights; `pnnh` adds a norm before the pooling of
+    our CIFAR ResNets (head_norm). If the network looks trained (its norms tell), a warning says how many trained
+    weights are discarded with the old blocks.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(
@@ -97,6 +98,9 @@ def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = 
             f"{len(discarded)} blocks are discarded, so the network must be trained anew.",
             stacklevel=2,
         )
+    finish = getattr(how, "finish", None)
+    if finish is not None:
+        finish(network)
     network.surgery = Surgery(method=how, replaced=tuple(replaced), left=tuple(left), kept=kept)  # type: ignore[assignment]
     return network
 
