@@ -17,6 +17,7 @@ from torch import nn
 
 from unskip.methods import method_options
 from unskip.methods.registry import nearest
+from unskip.models import weights
 from unskip.surgery import plainify
 
 Build = Callable[..., nn.Module]
@@ -42,17 +43,15 @@ class Entry:
     feature_maps: bool = True  # False: fully connected, so there are none
 
     def build(self, pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        if pretrained:
-            raise ValueError(
-                f"create_model: {self.name!r} has no pretrained weights (pretrained=True). Build it with "
-                "pretrained=False and train it, or load weights of your own with load_state_dict."
-            )
         if kwargs.get("features_only") and not self.feature_maps:
             raise ValueError(
                 f"create_model: {self.name!r} is fully connected and has no feature maps (features_only=True). Take "
                 "its last layer with forward_features, or hook the layers you want."
             )
         known = [] if self.method is None else method_options(self.method)
+        if pretrained:
+            overlay = self._weights([name for name in kwargs if name in (*known, *self.options)], **kwargs)
+            kwargs["pretrained_cfg_overlay"] = overlay
         options = self.presets | {name: kwargs.pop(name) for name in list(kwargs) if name in known}
 
         def build(**builder_kwargs: Any) -> nn.Module:
@@ -61,7 +60,7 @@ class Entry:
 
         try:
             return build_model_with_cfg(
-                build, self.name, pretrained=False, feature_cfg=dict(self.feature_cfg), **kwargs
+                build, self.name, pretrained=pretrained, feature_cfg=dict(self.feature_cfg), **kwargs
             )
         except TypeError as error:
             unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
@@ -70,6 +69,29 @@ class Entry:
             wrong = unknown[1]
         known = [*TIMM_OPTIONS, *known, *self.options]
         raise ValueError(f"create_model: {self.name!r} has no argument {wrong!r}.{nearest(wrong, known)}")
+
+    def _weights(
+        self,
+        changed: list[str],
+        pretrained_cfg: Any = None,
+        pretrained_cfg_overlay: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> dict[str, Any]:
+        """Where trained weights lie, as timm's overlay: the package's, unless the user says otherwise."""
+        ours = weights.pretrained_cfg(self.name)
+        if not ours and pretrained_cfg is None and not pretrained_cfg_overlay:
+            there = weights.names_with_weights()
+            raise ValueError(
+                f"create_model: {self.name!r} has no pretrained weights (pretrained=True); "
+                f"{'these have: ' + ', '.join(there) if there else 'no name has any yet'}. Build it with "
+                "pretrained=False and train it, or load weights of your own with load_state_dict."
+            )
+        if changed:
+            raise ValueError(
+                f"create_model: the pretrained weights of {self.name!r} belong to it as it is, and "
+                f"{', '.join(changed)} would make another network. Leave that out, or pretrained=True."
+            )
+        return {**ours, **(pretrained_cfg_overlay or {})}
 
 
 ENTRIES: dict[str, Entry] = {}
@@ -172,6 +194,7 @@ def _register(
         "std": std,
         "first_conv": first_conv,
         "classifier": classifier,
+        **weights.pretrained_cfg(name),
     }
 
     def build(pretrained: bool = False, **kwargs: Any) -> nn.Module:
@@ -186,7 +209,9 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Modul
     """A network by name: one of `unskip models`, or any of timm's.
 
     Keyword arguments are timm's (num_classes, in_chans, features_only, drop_path_rate, ...) and, for a name that begins
-    with a method, that method's options: for a `pnnh_` name those of `unskip.methods.PNNH`.
+    with a method, that method's options: for a `pnnh_` name those of `unskip.methods.PNNH`. `pretrained=True` loads the
+    weights that come with the package, for names that have some; `network.pretrained_cfg["description"]` says how good
+    they are.
     """
     if not isinstance(name, str):
         raise ValueError(f"create_model: name={name!r} must be text, for instance 'pnnh_resnet110'.")
