@@ -12,9 +12,10 @@ from pathlib import Path
 
 def warm(network: dict) -> float:
     import torch
-    from bench import RandomData
     from engine import TrainConfig, Trainer
     from networks import NetworkConfig
+
+    from bench import RandomData
 
     start = time.perf_counter()
     config = NetworkConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in network.items()} | {"blocks": 3})

@@ -5,6 +5,7 @@ import sys
 import typer
 from rich.console import Console
 
+from unskip.cli.bench import bench
 from unskip.cli.demo import demo
 from unskip.cli.doctor import doctor
 from unskip.cli.models import models
@@ -18,6 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command()(bench)
 app.command()(demo)
 app.command()(doctor)
 app.command()(models)

@@ -100,7 +100,7 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
             folded = replaced(folded, module, _dominant(module))
     if not transformer:
         folded = _without_chance(folded)
-    folded = _absorb_norms(folded, x)
+    folded = absorb_norms(folded, x)
     folded = _absorb_crelu(folded, x)
     if not transformer:
         _refuse_leftovers(trace(folded, x.clone()))
@@ -259,7 +259,7 @@ def _without_chance(network: nn.Module) -> nn.Module:
     return network
 
 
-def _absorb_norms(network: nn.Module, x: Tensor) -> nn.Module:
+def absorb_norms(network: nn.Module, x: Tensor) -> nn.Module:
     """Every BatchNorm into the layer before it, or else into the one behind it."""
     norms = {path: module for path, module in network.named_modules() if isinstance(module, BatchNorm)}
     if not norms:

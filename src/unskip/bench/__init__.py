@@ -1,0 +1,7 @@
+"""Throughput and memory of two or more networks, side by side in one process."""
+
+from unskip.bench.compare import Comparison, prepare
+from unskip.bench.setting import Case, Setting, parse_bytes
+from unskip.bench.show import draw, table, write
+
+__all__ = ["Case", "Comparison", "Setting", "draw", "parse_bytes", "prepare", "table", "write"]

@@ -1,0 +1,91 @@
+"""Folding and compiling several networks at once, each in a process of its own.
+
+Tracing and code generation of one network run on one core. A machine with many of them does many networks in the time
+of the slowest: the workers leave the compiler's cache on disk filled, where the process that times finds their code.
+"""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from unskip.bench.networks import forms, load
+from unskip.bench.runner import Reading, Runner, tuned
+from unskip.bench.setting import Case, Setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A case to compile: the file of its network, and what that reads."""
+
+    case: Case
+    path: Path
+    reading: Reading
+    setting: Setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What a worker did with one case."""
+
+    case: Case
+    seconds: float
+    error: str = ""
+
+
+def compile_ahead(
+    jobs: Sequence[Job], workers: int, done: Callable[[Compiled], None] = lambda _: None
+) -> list[Compiled]:
+    """Compiles so many cases at a time, the first ones first."""
+    finished = []
+    # A fresh process each: forked ones can't use CUDA, and used ones would keep memory of the GPU.
+    with ProcessPoolExecutor(workers, mp_context=SPAWN, max_tasks_per_child=1) as pool:
+        for future in as_completed([pool.submit(_compile, job) for job in jobs]):
+            finished.append(future.result())
+            done(finished[-1])
+    return finished
+
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def _compile(job: Job) -> Compiled:
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")  # there are as many of us as cores
+    torch.set_num_threads(2)
+    began, error = time.perf_counter(), ""
+    try:
+        with tuned(job.setting):
+            Runner(job.case, read(job.path), job.reading, job.setting)
+    except Exception as failure:  # the process that times it will meet the same, and say so in its row
+        error = f"{type(failure).__name__}: {failure}"[:500]
+    return Compiled(case=job.case, seconds=time.perf_counter() - began, error=error)
+
+
+def make_forms(words: Sequence[str], folder: Path, *, folded: bool, workers: int) -> dict[str, dict[str, Path]]:
+    """Each network's forms for inference as files, made by so many processes; 0: by this one."""
+    if not workers:
+        made = [_save_forms(word, folder, i, folded) for i, word in enumerate(words)]
+    else:
+        with ProcessPoolExecutor(min(workers, len(words)), mp_context=SPAWN) as pool:
+            futures = [pool.submit(_save_forms, word, folder, i, folded) for i, word in enumerate(words)]
+            made = [future.result() for future in futures]
+    return dict(zip(words, made, strict=True))
+
+
+def _save_forms(word: str, folder: Path, number: int, folded: bool) -> dict[str, Path]:
+    paths = {}
+    for form, network in forms(load(word), folded=folded).items():
+        paths[form] = folder / f"{number}-{form.replace(' ', '_')}.pt"
+        torch.save(network, paths[form])
+    return paths
+
+
+def read(path: Path) -> nn.Module:
+    """A network that this program itself has put there a moment ago."""
+    return torch.load(path, map_location="cpu", weights_only=False)

@@ -1,0 +1,141 @@
+"""The networks of a comparison: from words to modules, and the forms in which they do inference."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from unskip.coders import CheapCoder
+from unskip.doctor.loading import Shape, load_network
+from unskip.models import ENTRIES, create_model
+from unskip.ship import fold
+from unskip.ship.fold import Refusal, absorb_norms
+from unskip.train.rng import seeded
+
+AS_TRAINED, FUSED = "as trained", "norms fused"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A network to compare."""
+
+    name: str
+    network: nn.Module
+    input_size: Shape  # of one image
+
+
+def load(word: str) -> Contender:
+    """NAME, or NAME:option=value,... with arguments of `unskip.create_model`, or whatever `unskip doctor` takes."""
+    name, _, rest = word.partition(":")
+    if "=" not in rest:
+        subject = load_network(word)
+        return Contender(name=word, network=subject.network, input_size=subject.input_size)
+    options = {}
+    for pair in rest.split(","):
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ValueError(f"bench: {pair!r} in {word!r} must be option=value, for instance pretext=identity.")
+        options[key] = _value(value)
+    with seeded(0):
+        network = create_model(name, **options)
+    if name in ENTRIES:
+        size: Shape = ENTRIES[name].input_size
+    else:
+        size = tuple((getattr(network, "pretrained_cfg", None) or {}).get("input_size", ()))
+    return Contender(name=word, network=network, input_size=size)
+
+
+def _value(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def common_input(contenders: list[Contender], size: int) -> Shape:
+    """The shape of one image that all of them read; unlike ones are refused."""
+    first = contenders[0]
+    for other in contenders[1:]:
+        if not size and other.input_size != first.input_size:
+            raise ValueError(
+                f"bench: {first.name!r} reads images of {_by(first.input_size)} and {other.name!r} of "
+                f"{_by(other.input_size)}, so their times don't compare. Give one size for all with --size."
+            )
+        if other.input_size[:1] != first.input_size[:1]:
+            raise ValueError(
+                f"bench: {first.name!r} reads {first.input_size[0]} channels and {other.name!r} "
+                f"{other.input_size[0]}; build them alike, for instance {other.name}:in_chans={first.input_size[0]}."
+            )
+    kinds = {c.name: {p.dtype for p in c.network.parameters()} for c in contenders}
+    for name, found in kinds.items():
+        if found != kinds[first.name]:
+            raise ValueError(
+                f"bench: the weights of {first.name!r} are {_kinds(kinds[first.name])} and those of {name!r} "
+                f"{_kinds(found)}; networks are compared at one precision, so bring them to one with .to()."
+            )
+    return (first.input_size[0], size, size) if size else first.input_size
+
+
+def check_outputs(contenders: list[Contender], outputs: dict[str, tuple[int, ...]]) -> None:
+    """Heads of different widths are another difference than the one that is asked about."""
+    first = contenders[0].name
+    for name, shape in outputs.items():
+        if shape != outputs[first]:
+            raise ValueError(
+                f"bench: {first!r} gives {_by(outputs[first])} numbers an image and {name!r} {_by(shape)}; build them "
+                f"alike, for instance {name}:num_classes={outputs[first][-1]}."
+            )
+
+
+def _by(shape: Shape) -> str:
+    return "x".join(map(str, shape)) or "an unknown size"
+
+
+def _kinds(found: set[torch.dtype]) -> str:
+    return " and ".join(sorted(str(kind).removeprefix("torch.") for kind in found))
+
+
+def forms(contender: Contender, *, folded: bool, example_size: int = 64) -> dict[str, nn.Module]:
+    """The forms in which a network does inference, in float32 and eval mode, by name.
+
+    A plain network is folded, 'dense' and, where closed-form coders make that another network, 'fast'. Of any other
+    the norms go into the convolutions before them, so that no side has a rewriting that the other was denied.
+    """
+    network = copy.deepcopy(contender.network).eval()
+    if not folded:
+        return {AS_TRAINED: network}
+    size = contender.input_size
+    side = min(example_size, size[-1])
+    shape = (size[0], side, side) if len(size) == 3 and not hasattr(network, "patch_embed") else size
+    generator = torch.Generator().manual_seed(0)
+    example = torch.randn(2, *shape, generator=generator)
+    try:
+        found = {"dense": fold(network, "dense", example=example)}
+    except ValueError:
+        try:
+            return {FUSED: fuse_norms(network, example)}
+        except Refusal:
+            return {AS_TRAINED: network}
+    fast = fold(network, "fast", example=example)
+    if any(isinstance(module, CheapCoder) for module in fast.modules()):
+        found["fast"] = fast
+    return found
+
+
+def fuse_norms(network: nn.Module, example: torch.Tensor) -> nn.Module:
+    """A copy whose norms are part of the layers before them; the same function, which is checked."""
+    original = copy.deepcopy(network).to("cpu", torch.float64).eval()
+    x = example.to("cpu", torch.float64)
+    with torch.no_grad():
+        expected = original(x.clone())
+        fused = absorb_norms(original, x)
+        torch.testing.assert_close(fused(x.clone()), expected, rtol=1e-8, atol=1e-8 * expected.abs().max().item())
+    kind = next(network.parameters()).dtype
+    return fused.to(kind)

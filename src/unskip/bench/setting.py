@@ -1,0 +1,91 @@
+"""What a comparison is made of: the setting that all networks share, and the cases that are timed."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+Mode = Literal["train", "infer"]
+Precision = Literal["fp32", "bf16"]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+UNITS = {"": 1, "b": 1, **{f"{unit}ib": 1024 ** (i + 1) for i, unit in enumerate("kmgt")}}
+UNITS |= {f"{unit}b": 1000 ** (i + 1) for i, unit in enumerate("kmgt")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How networks are timed; the same for all of them."""
+
+    device: str = "auto"  # auto: the GPU if there is one
+    batch: int = 0  # images; 0: 256 on a GPU, 8 on a CPU
+    size: int = 0  # side of the images in px; 0: the networks' own, which must agree
+    precision: Precision = "fp32"  # bf16: autocast while training, weights in bf16 for inference
+    channels_last: bool = True  # memory layout of images and weights
+    train: bool = True  # time training: forward, backward, SGD with momentum
+    infer: bool = True  # time inference
+    eager: bool = True  # without torch.compile
+    compiled: bool = True  # with torch.compile, one graph a network
+    fold: bool = True  # inference of folded networks, of others with their norms fused
+    graph: bool = True  # a step is one CUDA graph, on a GPU
+    rounds: int = 7  # in each of which every network has its turn
+    seconds: float = 0.5  # of one turn
+    threads: int = 0  # of PyTorch on a CPU; 0: as they are
+    compile_workers: int = 0  # processes that compile at once beforehand; 0: each in its turn
+    fit: int = 0  # bytes, for the largest batch that trains within them; 0: not searched for
+
+    def __post_init__(self) -> None:
+        if self.device not in ("auto", "cpu") and not re.fullmatch(r"cuda(:\d+)?", self.device):
+            raise ValueError(f"bench: device={self.device!r} must be 'auto', 'cpu' or 'cuda'.")
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError(f"bench: device={self.device!r} was asked for, and PyTorch sees no GPU; use 'cpu'.")
+        if self.precision not in get_args(Precision):
+            raise ValueError(f"bench: precision={self.precision!r} must be one of {', '.join(get_args(Precision))}.")
+        for name, least in (("batch", 0), ("size", 0), ("rounds", 1), ("threads", 0), ("compile_workers", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"bench: {name}={getattr(self, name)} must be at least {least}.")
+        if not self.seconds > 0:
+            raise ValueError(f"bench: seconds={self.seconds} must be above 0.")
+        if not (self.train or self.infer):
+            raise ValueError("bench: neither training nor inference is left to time; drop one of the two refusals.")
+        if not (self.eager or self.compiled):
+            raise ValueError(
+                "bench: neither eager nor compiled networks are left to time; drop one of the two refusals."
+            )
+
+    @property
+    def where(self) -> torch.device:
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
+
+    @property
+    def images(self) -> int:
+        """Of one batch."""
+        return self.batch or (256 if self.where.type == "cuda" else 8)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.precision]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One thing to time."""
+
+    network: str  # as it was named
+    mode: Mode
+    compiled: bool
+    form: str = "as trained"  # or 'dense' and 'fast' (unskip.fold), 'norms fused'
+
+    def __str__(self) -> str:
+        how = "compiled" if self.compiled else "eager"
+        return f"{self.network}, {self.mode}, {how}" + (f", {self.form}" if self.mode == "infer" else "")
+
+
+def parse_bytes(text: str) -> int:
+    """'8GiB', '500 MB' or '1e9' as a number of bytes."""
+    match = re.fullmatch(r"([\d.]+(?:e\d+)?)\s*([kmgt]?i?b|)", text.strip().lower())
+    if match is None or match[2] not in UNITS or match[1].count(".") > 1:
+        raise ValueError(f"bench: {text!r} is no amount of memory; write it like 8GiB or 500MB.")
+    return int(float(match[1]) * UNITS[match[2]])

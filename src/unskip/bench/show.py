@@ -1,0 +1,139 @@
+"""A comparison as a table, as JSON and as a picture of ratios."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from unskip.bench.compare import Comparison
+
+INK, GRID = "#1f2937", "#e5e7eb"
+COLOURS = ("#8a8a8a", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00")  # Okabe and Ito's; grey is the reference
+
+
+def table(comparison: Comparison) -> Iterable[Table]:
+    """The networks, then the rows; ratios are to the first network."""
+    found = comparison.to_dict()
+    networks = Table(caption=_caption(found))
+    networks.add_column("network", no_wrap=True)
+    for column in ("trained (M)", "frozen (M)", "MACs an image (M)"):
+        networks.add_column(column, justify="right")
+    plain = [line for line in found["rows"] if line.get("macs")]
+    for about in found["networks"]:
+        own = [line for line in plain if line["network"] == about["name"]]
+        infer = [f"{line['form']} {line['macs'] / 1e6:,.0f}" for line in own if line["mode"] == "infer"]
+        macs = dict.fromkeys(infer or [f"training {line['macs'] / 1e6:,.0f}" for line in own])
+        networks.add_row(
+            about["name"], f"{about['trained'] / 1e6:.2f}", f"{about['frozen'] / 1e6:.2f}", "; ".join(macs)
+        )
+    yield networks
+
+    rows = Table(caption="images/s: median of the rounds (lowest to highest). floor: ms by arithmetic | by traffic.")
+    rows.add_column("network", no_wrap=True)
+    rows.add_column("how")
+    for column in ("images/s", "ratio", "memory (MiB)", "ratio", "ms", "floor", "batch that fits"):
+        rows.add_column(column, justify="right")
+    kind = None
+    for line in found["rows"]:
+        how = f"{line['mode']}, {'compiled' if line['compiled'] else 'eager'}"
+        if kind not in (None, how):
+            rows.add_section()
+        kind = how
+        form = f", {line['form']}" if line["mode"] == "infer" else ""
+        if line["error"]:
+            rows.add_row(line["network"], how + form, f"failed: {line['error'][:60]}")
+            continue
+        floor = line.get("floor_milliseconds")
+        rows.add_row(
+            line["network"],
+            how + form,
+            _speed(line),
+            _number(line["ratio"]["speed"], ".2f"),
+            _number(line["memory_bytes"] and line["memory_bytes"] / 2**20, ",.0f"),
+            _number(line["ratio"]["memory"], ".2f"),
+            _number(line["milliseconds"], ",.2f"),
+            "" if floor is None else f"{floor['arithmetic']:,.2f} | {floor['traffic']:,.2f}",
+            _number(line["largest_batch"], ",d"),
+        )
+    yield rows
+
+
+def _caption(found: dict[str, Any]) -> str:
+    machine, setting, rates = found["machine"], found["setting"], found["rates"]
+    layout = "channels last" if setting["channels_last"] else "channels first"
+    words = [
+        f"{machine['device']}, PyTorch {machine['torch']}, {setting['precision']}, {layout}",
+        f"batch {setting['batch']}, images {'x'.join(map(str, found['input']))}",
+    ]
+    if not setting["device"].startswith("cuda"):
+        words.append(f"{setting['threads'] or machine['threads']} threads")
+    elif setting["graph"]:
+        words.append("each step one CUDA graph")
+    if rates is not None:
+        words.append(f"reached here: {rates['flops'] / 1e12:,.2f} TFLOP/s, {rates['bytes'] / 1e9:,.1f} GB/s")
+    if found["compile_seconds"] is not None:
+        words.append(f"compiled in {found['compile_seconds']:.0f} s by {setting['compile_workers']} processes")
+    return "; ".join(words)
+
+
+def _speed(line: dict[str, Any]) -> str:
+    if line["images_per_s"] is None:
+        return ""
+    digits = ",.0f" if line["images_per_s"] >= 100 else ".1f"
+    return f"{line['images_per_s']:{digits}} ({line['low']:{digits}} to {line['high']:{digits}})"
+
+
+def _number(value: float | None, how: str) -> str:
+    return "" if value is None else format(value, how)
+
+
+def write(comparison: Comparison, folder: Path) -> None:
+    """bench.json, and bench.png once there is a ratio to draw."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = comparison.to_dict()
+    (folder / "bench.json").write_text(json.dumps(found, indent=1) + "\n")
+    if any(line["ratio"]["speed"] is not None for line in found["rows"]):
+        draw(found, folder / "bench.png")
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Bars of images/s and of memory over the first network's, for every kind of run; of several forms the fastest."""
+    names = [about["name"] for about in found["networks"]]
+    best: dict[tuple[str, str], dict[str, Any]] = {}
+    for line in found["rows"]:
+        kind = f"{line['mode']}\n{'compiled' if line['compiled'] else 'eager'}"
+        key = (kind, line["network"])
+        if line["ratio"]["speed"] is not None and (
+            key not in best or line["ratio"]["speed"] > best[key]["ratio"]["speed"]
+        ):
+            best[key] = line
+    kinds = list(dict.fromkeys(kind for kind, _ in best))
+    figure = Figure(figsize=(max(7.0, 2.2 * len(kinds) + 3), 3.8), dpi=120, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    width = 0.8 / len(names)
+    for axes, what, title in zip(
+        figure.subplots(1, 2), ("speed", "memory"), ("images/s, more is better", "peak memory, less is better"),
+        strict=True,
+    ):  # fmt: skip
+        for i, name in enumerate(names):
+            at = [k for k, kind in enumerate(kinds) if (kind, name) in best]
+            heights = [best[kinds[k], name]["ratio"][what] or 0.0 for k in at]
+            bars = axes.bar([k + (i - (len(names) - 1) / 2) * width for k in at], heights, width * 0.94, label=name,
+                            color=COLOURS[i % len(COLOURS)])  # fmt: skip
+            axes.bar_label(bars, fmt="%.2f", fontsize=7, color=INK, padding=1)
+        axes.axhline(1, color=INK, lw=0.8)
+        axes.set_xticks(range(len(kinds)), kinds, fontsize=8)
+        axes.set_title(title, fontsize=9.5, color=INK, loc="left")
+        axes.set_ylabel(f"ratio to {names[0]}", fontsize=8.5)
+        axes.grid(axis="y", color=GRID)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    about = found["machine"]
+    figure.suptitle(f"{about['device']}, {found['setting']['precision']}, batch {found['setting']['batch']}",
+                    fontsize=10, color=INK)  # fmt: skip
+    figure.savefig(path, metadata={"Software": None})

@@ -1,0 +1,75 @@
+"""Networks from words, their forms for inference, and unlike ones."""
+
+import pytest
+import torch
+from torch import nn
+
+from unskip.bench.networks import AS_TRAINED, FUSED, Contender, common_input, forms, load
+
+
+def contender(name: str, network: nn.Module, size: tuple[int, ...] = (3, 32, 32)) -> Contender:
+    return Contender(name=name, network=network, input_size=size)
+
+
+def test_options_in_a_word_reach_the_builder() -> None:
+    found = load("pnnh_resnet20:pretext=identity,num_classes=7,scale=0.5")
+    assert found.network.surgery.method.pretext == "identity"
+    assert found.network.surgery.method.scale == 0.5
+    assert found.network.fc.out_features == 7
+    assert found.input_size == (3, 32, 32)
+
+
+def test_a_word_that_is_no_option_is_refused() -> None:
+    with pytest.raises(ValueError, match="'pretext' in 'pnnh_resnet20:scale=1,pretext' must be option=value"):
+        load("pnnh_resnet20:scale=1,pretext")
+
+
+def test_images_of_different_sizes_are_refused_unless_one_is_given() -> None:
+    both = [contender("a", nn.Conv2d(3, 2, 1)), contender("b", nn.Conv2d(3, 2, 1), (3, 224, 224))]
+    with pytest.raises(ValueError, match="'a' reads images of 3x32x32 and 'b' of 3x224x224"):
+        common_input(both, 0)
+    assert common_input(both, 64) == (3, 64, 64)
+    grey = [*both[:1], contender("c", nn.Conv2d(1, 2, 1), (1, 32, 32))]
+    with pytest.raises(ValueError, match="reads 3 channels and 'c' 1"):
+        common_input(grey, 64)
+
+
+def test_weights_of_different_precisions_are_refused() -> None:
+    both = [contender("a", nn.Conv2d(3, 2, 1)), contender("b", nn.Conv2d(3, 2, 1).bfloat16())]
+    with pytest.raises(ValueError, match="weights of 'a' are float32 and those of 'b' bfloat16"):
+        common_input(both, 0)
+
+
+def trained(name: str) -> Contender:
+    """With norms that do something, so that leaving one out would be seen."""
+    found = load(name)
+    for module in found.network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 2)
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, 0, 0.1)
+    return found
+
+
+@pytest.mark.parametrize(("name", "expected"), [("resnet20", [FUSED]), ("pnnh_resnet20", ["dense", "fast"])])
+@torch.no_grad()
+def test_forms_are_the_same_function_without_norms(name: str, expected: list[str]) -> None:
+    found = trained(name)
+    x = torch.randn(2, 3, 32, 32)
+    y = found.network.eval()(x)
+    made = forms(found, folded=True)
+    assert list(made) == expected
+    for network in made.values():
+        assert not any(isinstance(module, nn.BatchNorm2d) for module in network.modules())
+        torch.testing.assert_close(network(x), y, rtol=1e-3, atol=1e-3 * y.abs().max().item())
+    assert list(forms(found, folded=False)) == [AS_TRAINED]
+
+
+@torch.no_grad()
+def test_norms_that_nothing_absorbs_stay() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    (form, made), *others = forms(contender("group", network), folded=True).items()
+    assert form in (AS_TRAINED, FUSED)
+    assert not others
+    assert any(isinstance(module, nn.GroupNorm) for module in made.modules())

@@ -1,0 +1,48 @@
+"""`unskip bench` on the command line."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from unskip.cli import app
+
+QUICK = ["--device", "cpu", "--batch", "2", "--size", "8", "--rounds", "1", "--seconds", "0.01", "--no-compile"]
+
+
+def test_table_and_files(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["bench", "resnet20", "plain_resnet20", *QUICK, "--train", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert re.search(r"plain_resnet20 +│ train, eager", result.output)
+    assert "infer" not in result.output
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert found["setting"]["batch"] == 2
+    assert found["input"] == [3, 8, 8]
+    assert (tmp_path / "bench.png").exists()
+
+
+@pytest.mark.full
+def test_json_and_a_limit_of_memory() -> None:
+    words = ["bench", "resnet20", "plain_resnet20", *QUICK, "--train", "--json", "--fit", "5MB"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["rows"]
+    assert all(row["largest_batch"] >= 2 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["resnet20"], "two networks or more"),
+        (["resnet20", "pnnh_resnet18"], "reads images of 3x32x32 and 'pnnh_resnet18' of 3x224x224"),
+        (["resnet20", "plain_resnet20", "--precision", "int4"], "precision='int4'"),
+        (["resnet20", "plain_resnet20", "--fit", "much"], "no amount of memory"),
+        (["resnet20", "plain_resnet21"], "plain_resnet21"),
+    ],
+)
+def test_what_is_wrong_is_said(words: list[str], says: str) -> None:
+    result = CliRunner().invoke(app, ["bench", *words])
+    assert isinstance(result.exception, ValueError)
+    assert says in str(result.exception)
