@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from unskip.coders import CheapCoder
-from unskip.doctor.loading import Shape, load_network
 from unskip.models import ENTRIES, create_model
 from unskip.ship import fold
 from unskip.ship.fold import Refusal, absorb_norms
+from unskip.train.loading import Shape, load_network
 from unskip.train.rng import seeded
 
 AS_TRAINED, FUSED = "as trained", "norms fused"
