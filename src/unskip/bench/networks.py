@@ -30,7 +30,7 @@ def load(word: str) -> Contender:
     """NAME, or NAME:option=value,... with arguments of `unskip.create_model`, or whatever `unskip doctor` takes."""
     name, _, rest = word.partition(":")
     if "=" not in rest:
-        subject = load_network(word)
+        subject = load_network(word, command="bench")
         return Contender(name=word, network=subject.network, input_size=subject.input_size)
     options = {}
     for pair in rest.split(","):
