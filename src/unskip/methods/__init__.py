@@ -9,14 +9,17 @@ from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.pnnh import PNNH, PNNHBlock, PNNHPaper
 from unskip.methods.registry import Method, method_names, method_options, register_method, resolve_method
 from unskip.methods.residual_half import ResidualHalf
+from unskip.methods.rm import RM, CappedReLU, RMBlock, out_of_range
 from unskip.methods.seq import Seq, SeqBlock, SeqBottle, TiedConv
 from unskip.methods.spec import BlockSpec, Layer, Unsupported
 from unskip.methods.stack import replaced, stack, stacked
 
 __all__ = [
     "PNNH",
+    "RM",
     "BlockSpec",
     "CReLU",
+    "CappedReLU",
     "CentredConv2d",
     "DeltaTanh",
     "Dirac",
@@ -30,6 +33,7 @@ __all__ = [
     "PNNHPaper",
     "Plain",
     "PlainBlock",
+    "RMBlock",
     "ResidualHalf",
     "SReLU",
     "Seq",
@@ -40,6 +44,7 @@ __all__ = [
     "fold_dirac",
     "method_names",
     "method_options",
+    "out_of_range",
     "register_method",
     "replaced",
     "resolve_method",

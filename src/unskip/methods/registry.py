@@ -18,6 +18,10 @@ class Method(Protocol):
     `build` returns None for a block that is to stay as it is, and raises Unsupported for one that it can't express.
     `keeps_weights` says whether the weights of the given block live on in the new one. A method may have a function
     `finish(network)` too, for what it changes outside of the blocks; it comes last.
+
+    A method with `exact = True` keeps the network's function; `plainify` then asks for eval mode and tells it what is
+    known of a block's input. One with a number `limit` is refused where the network would have more than that many
+    times its parameters.
     """
 
     keeps_weights: ClassVar[bool]

@@ -70,6 +70,9 @@ class BlockSpec:
     skip: bool = True  # False: the block has no skip connection (MobileNet-V2 where the width changes)
     out_act: nn.Module | None = None  # the activation after the addition
     kept: tuple[str, ...] = ()  # skips of this block that no method removes, by name ('attention')
+    nonnegative: bool = (
+        False  # whether it is proven that the block reads nothing negative; `plainify` looks for exact methods
+    )
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:

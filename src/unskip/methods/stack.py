@@ -18,6 +18,7 @@ from unskip.coders import Coder, CoderRef, TransitionCoder
 from unskip.methods.centred import CentredConv2d
 from unskip.methods.dirac import DiracConv2d, DiracLinear, fold_dirac
 from unskip.methods.pnnh import PNNHBlock
+from unskip.methods.rm import RMBlock, absorbed
 from unskip.methods.seq import TiedConv
 from unskip.methods.spec import BlockSpec, Conv, replace_weight
 
@@ -25,14 +26,20 @@ from unskip.methods.spec import BlockSpec, Conv, replace_weight
 def stacked(network: nn.Module, *, keep: Collection[str] = ()) -> nn.Module:
     """A copy of the network with every PNNH block in its stacked form, every Dirac, tied or centred layer a plain one.
 
+    Blocks of rm come without their norms.
+
     Args:
         network: in eval mode.
         keep: paths of PNNH blocks that stay as they are.
     """
     network = copy.deepcopy(network)
     for path, module in list(network.named_modules()):
-        in_whole = isinstance(module, PNNHBlock) and path not in keep
-        plain = stack(module, path or "the block") if in_whole else plain_layer(module)
+        if isinstance(module, PNNHBlock) and path not in keep:
+            plain: nn.Module = stack(module, path or "the block")
+        elif isinstance(module, RMBlock):
+            plain = absorbed(module).train(module.training)
+        else:
+            plain = plain_layer(module)
         if plain is module:
             continue
         network = replaced(network, module, plain)

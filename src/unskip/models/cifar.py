@@ -31,6 +31,10 @@ class PadShortcut(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
 
+    def mixing(self, channels: int) -> Tensor:
+        """(out, in): the 1 x 1 kernel that it stands for."""
+        return torch.eye(channels + self.extra, channels, dtype=torch.float64, device="cpu")
+
 
 class CifarBlock(nn.Module):
     """Two 3 x 3 convolutions; y = relu(x + branch(x))."""

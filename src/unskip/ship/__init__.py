@@ -1,5 +1,6 @@
 """Shipping: exact rewriting of trained networks, and the proof that the function stayed the same."""
 
+from unskip.ship.convert import Conversion, convert
 from unskip.ship.export import Exported, export
 from unskip.ship.fold import Folding, fold
 from unskip.ship.int8 import Accuracy, LayerNoise, Quantized, quantize
@@ -8,12 +9,14 @@ from unskip.ship.verify import Check, Error, LayerCheck, verify
 __all__ = [
     "Accuracy",
     "Check",
+    "Conversion",
     "Error",
     "Exported",
     "Folding",
     "LayerCheck",
     "LayerNoise",
     "Quantized",
+    "convert",
     "export",
     "fold",
     "quantize",

@@ -9,8 +9,6 @@
 Weights are computed in float64. What comes out is compared with what went in before anybody gets it.
 """
 
-import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -22,19 +20,17 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from unskip.coders import CheapCoder, Coder, CoderRef, cheap_form
 from unskip.measures.state import unwrap
-from unskip.methods import CReLU, PNNHBlock, SReLU, Unsupported, replaced, stacked
+from unskip.methods import CappedReLU, CReLU, PNNHBlock, SReLU, Unsupported, replaced, stacked
 from unskip.methods.spec import NORMS, Conv, is_activation, replace_weight
 from unskip.models.simplified import DominantBlock, OneLayerBlock
 from unskip.ship.flow import Step, trace
-from unskip.ship.verify import TOLERANCE, Check, verify
+from unskip.ship.proof import find_example, in_float64, proven
+from unskip.ship.verify import Check
 from unskip.surgery import find_blocks
 from unskip.surgery.readers.transformer import SKIP_FREE
 
 Form = Literal["dense", "fast"]
 BatchNorm = nn.modules.batchnorm._BatchNorm
-
-EXACT = 1e-9  # relative error in float64 that an exact rewriting stays below
-FLOAT32_EPS_RATIO = 2.0**-29  # float64's rounding, relative to that of float32
 
 LAYERS = {"conv2d", "linear"}
 POOLING = {"max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "mean", "amax"}
@@ -83,10 +79,8 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
     if form not in get_args(Form):
         raise ValueError(f"fold: form={form!r} must be 'dense' or 'fast'.")
     network = unwrap(network)
-    dtype, device = _stored(network)
-    _refuse_training(network)
-    original = copy.deepcopy(network).to("cpu", torch.float64)
-    x = _find_example(original, example)
+    original = in_float64("fold", network)
+    x = find_example("fold", original, example)
     transformer = any(isinstance(module, tuple(SKIP_FREE.values())) for module in original.modules())
     _refuse_skips(original)
     if not transformer:
@@ -105,37 +99,9 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
     if not transformer:
         _refuse_leftovers(trace(folded, x.clone()))
 
-    exact = verify(original, folded, x)
-    # A network that float32 moves far is moved by float64 too, by as much less as its numbers are finer.
-    if exact.worst("float64") > max(EXACT, 10 * exact.rounding * FLOAT32_EPS_RATIO):
-        raise ValueError(f"fold: the folded network is not the same function, so you don't get it.\n{exact}")
-    folded = folded.to(device, dtype)
-    check = exact if dtype == torch.float64 else verify(network, folded, x)
-    if dtype == torch.float32 and check.worst() > max(TOLERANCE, 10 * check.rounding):
-        raise ValueError(f"fold: the folded network is not the same function in float32, so you don't get it.\n{check}")
-    folded.folding = Folding(form=form, exact=exact.worst("float64"), check=check)  # type: ignore[assignment]
+    folded, exact, check = proven("fold", network, original, folded, x)
+    folded.folding = Folding(form=form, exact=exact, check=check)  # type: ignore[assignment]
     return folded
-
-
-def _stored(network: nn.Module) -> tuple[torch.dtype, torch.device]:
-    """The one dtype and device of a network."""
-    tensors = [t for t in (*network.parameters(), *network.buffers()) if t.is_floating_point()]
-    kinds = {(t.dtype, t.device) for t in tensors}
-    if any(t.is_meta for t in tensors):
-        raise ValueError("fold: the network is on the meta device and has no weights; load them first.")
-    if len(kinds) > 1:
-        found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
-        raise ValueError(f"fold: the network's weights are of several kinds ({found}); bring them to one with .to().")
-    return kinds.pop() if kinds else (torch.float32, torch.device("cpu"))
-
-
-def _refuse_training(network: nn.Module) -> None:
-    for path, module in network.named_modules():
-        if module.training:
-            raise ValueError(
-                f"fold: {path or type(network).__name__!r} is in training mode, where norms depend on the batch and "
-                "dropout on chance; call .eval() on the network first."
-            )
 
 
 def _refuse_skips(network: nn.Module) -> None:
@@ -156,7 +122,7 @@ def _refuse_skips(network: nn.Module) -> None:
         if skip:
             raise Refusal(
                 path, f"({type(block).__name__}) keeps its skip connection, and fold is for plain networks: train one "
-                "that unskip.plainify has made."
+                "that unskip.plainify has made, or remove its skips exactly with unskip.plainify(network, 'rm')."
             )  # fmt: skip
 
 
@@ -167,45 +133,6 @@ def _refuse_norms(network: nn.Module) -> None:
                 path,
                 f"({type(module).__name__}) depends on its input when the network runs, so no layer can absorb it.",
             )
-
-
-def _find_example(network: nn.Module, example: Tensor | None) -> Tensor:
-    """The given example in float64, or random inputs of a shape that the network takes."""
-    if example is not None:
-        if not isinstance(example, Tensor) or not example.is_floating_point():
-            raise ValueError(f"fold: example={example!r} must be a batch of floating-point inputs.")
-        return example.detach().to("cpu", torch.float64)
-    generator = torch.Generator("cpu").manual_seed(0)
-    for shape in _shapes(network):
-        x = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
-        try:
-            with torch.no_grad():
-                network(x.clone())
-        except (RuntimeError, ValueError, AssertionError, IndexError, TypeError):
-            continue
-        return x
-    raise ValueError(
-        f"fold: no input was found that {type(network).__name__} takes, to check the result on; give it as example=."
-    )
-
-
-def _shapes(network: nn.Module) -> Sequence[tuple[int, ...]]:
-    """Shapes of one input that the network may take: small, one side odd and one even where that is its choice."""
-    shapes: list[tuple[int, ...]] = []
-    image_shape = getattr(network, "image_shape", None)
-    if image_shape is not None:
-        shapes.append(tuple(image_shape))
-    first = next((m for m in network.modules() if isinstance(m, nn.Conv2d | nn.Linear)), None)
-    if isinstance(first, nn.Linear):
-        shapes.append((first.in_features,))
-    channels = first.in_channels if isinstance(first, nn.Conv2d) else 3
-    size = getattr(getattr(network, "patch_embed", None), "img_size", None)
-    if size is not None:
-        shapes.append((channels, *size))
-    config = getattr(network, "pretrained_cfg", None) or {}
-    input_size = tuple(config.get("input_size", (channels, 32, 32)))
-    side = min(64, input_size[-1])
-    return [*shapes, (channels, side + 1, side), (channels, *input_size[1:])]
 
 
 def _kept(network: nn.Module, x: Tensor) -> set[str]:
@@ -414,7 +341,7 @@ def _refuse_leftovers(steps: list[Step]) -> None:
         module = step.module
         if step.function in LAYERS | POOLING | SHAPES | ACTIVATIONS or is_activation(module):
             continue
-        if isinstance(module, SReLU | CReLU | CheapCoder | PNNHBlock):
+        if isinstance(module, SReLU | CReLU | CappedReLU | CheapCoder | PNNHBlock):
             continue
         if len(step.sources) > 1 and step.function in ("add", "add_", "iadd", "__add__", "__iadd__"):
             raise Refusal(step.where, f"({type(module).__name__}) adds two tensors: it keeps a skip connection.")

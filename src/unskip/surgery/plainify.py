@@ -1,18 +1,21 @@
 """plainify: a skip-free version of a residual network."""
 
 import copy
+import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import unskip.surgery.readers  # noqa: F401 - registers the readers
 from unskip.coders import CoderBank
 from unskip.methods import BlockSpec, Method, Unsupported, resolve_method
 from unskip.methods.spec import NORMS, describe
+from unskip.surgery.cost import Cost, input_shape, on_meta, size
 from unskip.surgery.reading import Reader, find_blocks, known_families
+from unskip.surgery.signs import nonnegative_inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,26 +34,83 @@ def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = 
     Args:
         model: a timm, torchvision or unskip residual network, or one whose blocks have a registered reader.
         method: how blocks are made skip-free: 'plain', 'pnnh', 'pnnh_paper', 'residual_half' (an upper bound, which
-            keeps its skips), 'seq', 'seq_bottle', 'dirac', 'iso', 'delta_tanh', 'looks_linear', or a registered one.
+            keeps its skips), 'seq', 'seq_bottle', 'dirac', 'iso', 'delta_tanh', 'looks_linear', 'rm' (exact: the
+            network keeps its function), or a registered one.
         strict: whether a residual block that can't be made skip-free is an error. With False it is a warning, and that
             block stays as it is.
         options: the method's own options, see `unskip.methods`; for 'pnnh': ratio, pretext, norm, scale, transition,
             signed, transient, hidden, head_norm and seed; for 'dirac': a and b; for 'iso': shift and init; for
-            'delta_tanh': gain and bias; for 'looks_linear': gain; for 'seq': init, tie, pre_relu, position and seed.
+            'delta_tanh': gain and bias; for 'looks_linear': gain; for 'seq': init, tie, pre_relu, position and seed;
+            for 'rm': norm, relu6, scale, middle and limit.
 
     The network's stem, head and norms outside the blocks keep their weights; `pnnh` adds a norm before the pooling of
     our CIFAR ResNets (head_norm). If the network looks trained (its norms tell), a warning says how many trained
     weights are discarded with the old blocks.
+
+    An exact method takes a network in eval mode and discards nothing; where it would make the network larger than its
+    `limit` allows, it is refused with what `unskip.surgery.cost` says. `unskip.ship.convert` is plainify with the proof
+    that the function stayed.
     """
+    how = _resolve("plainify", model, method, options)
+    limit = getattr(how, "limit", math.inf)
+    if limit < math.inf:
+        _cost(model, how, None, label=_label(method), strict=strict).check(limit, "plainify")
+    return _plainify(copy.deepcopy(model), how, label=_label(method), strict=strict)
+
+
+def cost(
+    model: nn.Module, method: str | Method = "rm", *, example: Tensor | None = None, strict: bool = True, **options: Any
+) -> Cost:
+    """What `plainify` with these arguments would make of the network's size. Nothing is built, nothing has weights.
+
+    Args:
+        model: a residual network.
+        method: as in `plainify`.
+        example: a batch of inputs, for its shape; else the input size that the network knows, or an image of 224 px.
+        strict: as in `plainify`.
+        options: the method's own options; its `limit` does not count here.
+
+    Returns:
+        A `Cost`: `print(cost)` shows parameters, MACs and activation memory before and after.
+    """
+    how = _resolve("cost", model, method, options)
+    return _cost(model, how, example, label=_label(method), strict=strict)
+
+
+def _cost(model: nn.Module, how: Method, example: Tensor | None, *, label: str, strict: bool) -> Cost:
+    shape = input_shape(model, example)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is left or lost, plainify itself says
+        after = _plainify(on_meta(model), how, label=label, strict=strict)
+    must_run = example is not None
+    return Cost(
+        before=size(on_meta(model), shape, must_run=must_run),
+        after=size(after, shape, must_run=must_run),
+        shape=shape,
+    )
+
+
+def _resolve(where: str, model: nn.Module, method: str | Method, options: dict[str, Any]) -> Method:
     if not isinstance(model, nn.Module):
         raise ValueError(
-            f"plainify: model={model!r} is not an nn.Module; build the network first, for instance with "
+            f"{where}: model={model!r} is not an nn.Module; build the network first, for instance with "
             "timm.create_model(name)."
         )
     how = resolve_method(method, options)
-    network = copy.deepcopy(model)
-    name = type(model).__name__
+    if getattr(how, "exact", False):
+        for path, module in model.named_modules():
+            if module.training:
+                raise ValueError(
+                    f"{where}: {path or type(model).__name__!r} is in training mode, where norms depend on the batch "
+                    f"and method {_label(method)} can't keep the network's function; call .eval() on the network first."
+                )
+    return how
 
+
+def _plainify(network: nn.Module, how: Method, *, label: str, strict: bool) -> nn.Module:
+    """`plainify` of a network that may be changed."""
+    exact = getattr(how, "exact", False)
+    name = type(network).__name__
     bank = CoderBank()
     replaced: list[str] = []
     left: list[str] = []
@@ -64,6 +124,7 @@ def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = 
             f"elsewhere. Known blocks: {', '.join(known_families())}. Add one with unskip.surgery.register_reader.",
             strict,
         )
+    nonnegative = _nonnegative(network, blocks) if exact else set()
     for path, block, reader in blocks:
         if id(block) in done:
             network = _put(network, path, done[id(block)])
@@ -71,9 +132,9 @@ def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = 
             continue
         refusal = ""
         try:
-            spec, new = _operate(block, path, reader, how, bank)
+            spec, new = _operate(block, path, reader, how, bank, nonnegative=id(block) in nonnegative)
         except Unsupported as reason:
-            refusal = f"plainify: method {_label(method)} can't make block {path!r} of {name} skip-free: {reason}. "
+            refusal = f"plainify: method {label} can't make block {path!r} of {name} skip-free: {reason}. "
         if refusal:
             _refuse(refusal + "strict=False leaves such blocks as they are.", strict)
             left.append(path)
@@ -83,7 +144,7 @@ def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = 
         if new is None:
             continue
         assert reader is not None
-        if _looks_trained(block):
+        if not exact and _looks_trained(block):
             gone = _lost_weights(spec, new)
             discarded += [gone] if gone else []
         new.train(block.training)
@@ -94,9 +155,9 @@ def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = 
 
     if discarded:
         warnings.warn(
-            f"plainify: {name} looks trained, but with method {_label(method)} {sum(discarded):,} trained weights in "
+            f"plainify: {name} looks trained, but with method {label} {sum(discarded):,} trained weights in "
             f"{len(discarded)} blocks are discarded, so the network must be trained anew.",
-            stacklevel=2,
+            stacklevel=3,
         )
     finish = getattr(how, "finish", None)
     if finish is not None:
@@ -106,7 +167,7 @@ def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = 
 
 
 def _operate(
-    block: nn.Module, path: str, reader: Reader | None, method: Method, bank: CoderBank
+    block: nn.Module, path: str, reader: Reader | None, method: Method, bank: CoderBank, *, nonnegative: bool
 ) -> tuple[BlockSpec, nn.Module | None]:
     """The block's spec and its skip-free version, None where it stays."""
     if reader is None:
@@ -114,13 +175,26 @@ def _operate(
             f"no reader knows the class {describe(block)}. Known blocks: {', '.join(known_families())}. "
             "Add one with unskip.surgery.register_reader"
         )
+    if getattr(method, "exact", False) and any(m._forward_hooks or m._forward_pre_hooks for m in block.modules()):
+        raise Unsupported("a forward hook in it may change what it computes; remove it first")
     spec = reader.read(block, path)
     if not isinstance(spec, BlockSpec) or not spec.branch:
         raise ValueError(f"plainify: the reader of {describe(block)} gave {spec!r} for {path!r}, not a BlockSpec.")
-    new = method.build(spec, bank)
+    new = method.build(replace(spec, nonnegative=True) if nonnegative else spec, bank)
     if new is not None and not isinstance(new, nn.Module):
         raise ValueError(f"plainify: method {_label(method)} built {new!r} for {path!r}, which is not an nn.Module.")
     return spec, new
+
+
+def _nonnegative(network: nn.Module, blocks: list[tuple[str, nn.Module, Reader | None]]) -> set[int]:
+    """The ids of the blocks that are proven to read nothing negative."""
+    out_acts: dict[int, nn.Module | None] = {}
+    for path, block, reader in blocks:
+        try:
+            out_acts[id(block)] = None if reader is None else reader.read(block, path).out_act
+        except Unsupported:
+            out_acts[id(block)] = None
+    return nonnegative_inputs(network, {path: block for path, block, _ in blocks}, out_acts)
 
 
 def _put(network: nn.Module, path: str, block: nn.Module) -> nn.Module:
@@ -147,7 +221,7 @@ def _may_skip(block: nn.Module, path: str, reader: Reader | None) -> bool:
 def _refuse(message: str, strict: bool) -> None:
     if strict:
         raise ValueError(message)
-    warnings.warn(message, stacklevel=3)
+    warnings.warn(message, stacklevel=4)
 
 
 def _label(method: str | Method) -> str:

@@ -1,0 +1,165 @@
+"""What a network costs, counted on the meta device: parameters, multiply-accumulates, memory of its activations."""
+
+import copy
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from timm.layers.norm_act import BatchNormAct2d
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from unskip.methods.rm import BesideNorm
+from unskip.methods.stack import replaced
+
+SIDE = 224  # pixels, where neither the user nor the network says more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """What one network costs."""
+
+    parameters: int
+    macs: int | None  # multiply-accumulates of one forward pass of one image; None where it can't be run
+    memory: int | None  # bytes: the most that activations of one image take at once in inference, norms in place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a conversion costs: `print(cost)` is a table, `cost.growth` the number that `limit` is about."""
+
+    before: Size
+    after: Size
+    shape: tuple[int, ...]  # of the image that was counted
+
+    @property
+    def growth(self) -> float:
+        """Parameters afterwards, in multiples of those before."""
+        return self.after.parameters / max(1, self.before.parameters)
+
+    def check(self, limit: float, where: str) -> None:
+        """Refuses a growth above the limit, with this table."""
+        if self.growth > limit:
+            raise ValueError(
+                f"{where}: the network would have {self.growth:.1f} times its parameters, more than limit={limit:g}. "
+                f"Nothing was done; a higher limit does it, at this cost:\n{self}"
+            )
+
+    def __str__(self) -> str:
+        rows = [
+            ("parameters", self.before.parameters, self.after.parameters, 1e6, "M"),
+            ("MACs", self.before.macs, self.after.macs, 1e6, "M"),
+            ("activations at once", self.before.memory, self.after.memory, 2**20, "MiB"),
+        ]
+        lines = [f"{'one image of ' + ' x '.join(map(str, self.shape)):<28}{'before':>14}{'after':>14}{'times':>9}"]
+        for name, before, after, unit, symbol in rows:
+            if before is None or after is None:
+                lines.append(f"{name:<28}{'unknown':>14}{'unknown':>14}")
+                continue
+            numbers = "".join(f"{f'{n / unit:,.2f} {symbol}':>14}" for n in (before, after))
+            lines.append(f"{name:<28}{numbers}{after / max(1, before):>9.2f}")
+        return "\n".join(lines)
+
+
+def on_meta(network: nn.Module) -> nn.Module:
+    """A copy of the network's structure without its weights, which takes no memory."""
+    tensors = [*network.parameters(), *network.buffers()]
+    memo: dict[int, Any] = {}
+    for tensor in tensors:
+        empty = tensor.detach().to("meta")
+        memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    return copy.deepcopy(network, memo)
+
+
+def input_shape(network: nn.Module, example: Tensor | None) -> tuple[int, ...]:
+    """The shape of one input: that of the example, or what the network says of itself, or an image of 224 px."""
+    if example is not None:
+        if not isinstance(example, Tensor) or example.ndim < 2:
+            what = tuple(example.shape) if isinstance(example, Tensor) else repr(example)
+            raise ValueError(
+                f"cost: example={what} must be a batch of inputs, for instance torch.randn(1, 3, 224, 224)."
+            )
+        return tuple(example.shape[1:])
+    own = getattr(network, "image_shape", None)
+    config = getattr(network, "pretrained_cfg", None) or {}
+    first = next((m for m in network.modules() if isinstance(m, nn.Conv2d)), None)
+    channels = 3 if first is None else first.in_channels
+    if own is not None:
+        return tuple(own)
+    return (channels, *config["input_size"][1:]) if "input_size" in config else (channels, SIDE, SIDE)
+
+
+def size(network: nn.Module, shape: tuple[int, ...], *, must_run: bool = False) -> Size:
+    """Counts a network on the meta device, in eval mode.
+
+    Args:
+        network: on the meta device; it may be changed.
+        shape: of one input.
+        must_run: whether a network that does not take this shape is an error.
+    """
+    parameters = sum(p.numel() for p in network.parameters())
+    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+    network = _without_norms(network.eval())
+    live = _Live()
+    try:
+        x = torch.empty(1, *shape, dtype=dtype, device="meta")
+        with torch.no_grad(), FlopCounterMode(display=False) as flops, live:
+            network(x)
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError) as problem:
+        if must_run:
+            raise ValueError(
+                f"cost: {type(network).__name__} does not run on an input of shape {shape}: {problem}"
+            ) from problem
+        return Size(parameters=parameters, macs=None, memory=None)
+    return Size(parameters=parameters, macs=flops.get_total_flops() // 2, memory=live.peak)
+
+
+def _without_norms(network: nn.Module) -> nn.Module:
+    """BatchNorm runs inside its convolution wherever speed counts, so it has no activations of its own."""
+    for module in list(network.modules()):
+        norm = module.norm if isinstance(module, BesideNorm) else module
+        if isinstance(norm, BatchNormAct2d):
+            network = replaced(network, module, norm.act)
+        elif isinstance(norm, nn.modules.batchnorm._BatchNorm):
+            network = replaced(network, module, nn.Identity())
+    return network
+
+
+class _Live(TorchDispatchMode):
+    """Follows which storages are alive: their bytes now, and the most there were at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.holders: dict[int, int] = {}  # live tensors by storage
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        inputs = {x.untyped_storage()._cdata for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                self._hold(tensor, storage._cdata, storage.nbytes(), new=storage._cdata not in inputs)
+        self.peak = max(self.peak, self.now)
+        return result
+
+    def _hold(self, tensor: Tensor, key: int, nbytes: int, *, new: bool) -> None:
+        if key not in self.holders:
+            if not new:
+                return  # the input itself, or a weight
+            self.holders[key] = 0
+            self.now += nbytes
+        self.holders[key] += 1
+        weakref.finalize(tensor, self._release, key, nbytes)
+
+    def _release(self, key: int, nbytes: int) -> None:
+        self.holders[key] -= 1
+        if not self.holders[key]:
+            del self.holders[key]
+            self.now -= nbytes

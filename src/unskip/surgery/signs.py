@@ -1,0 +1,99 @@
+"""Which blocks of a network are proven to read nothing negative: what an exact method must know, not guess.
+
+The proof is a symbolic trace of the network with its blocks as whole pieces: a block that reads a ReLU's output, or the
+output of a block that ends in one, through nothing but pooling, reads nothing negative. Whatever can't be traced proves
+nothing, and such a block is taken to read both signs.
+"""
+
+import inspect
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from timm.layers.norm_act import BatchNormAct2d
+from torch import fx, nn
+from torch.nn import functional as F
+
+from unskip.methods.rm import rectifies
+
+# Of numbers that are not negative, these give numbers that are not negative.
+PASSING = (
+    nn.Identity, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
+    nn.Dropout, nn.Dropout2d, nn.Upsample,
+)  # fmt: skip
+RELU = {F.relu, F.relu_, F.relu6, torch.relu, torch.relu_, torch.sigmoid, F.softplus}
+RELU_METHODS = {"relu", "relu_", "sigmoid", "abs"}
+
+
+class _BlocksWhole(fx.Tracer):
+    def __init__(self, blocks: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.whole = {id(block) for block in blocks.values()}
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return id(m) in self.whole or isinstance(m, BatchNormAct2d) or super().is_leaf_module(m, module_qualified_name)
+
+
+def nonnegative_inputs(network: nn.Module, blocks: Mapping[str, nn.Module], out_acts: Mapping[int, Any]) -> set[int]:
+    """The ids of the blocks that read nothing negative, wherever they run.
+
+    Args:
+        network: the network.
+        blocks: its blocks by path.
+        out_acts: the activation at the end of a block, by the block's id.
+    """
+    if any(module._forward_hooks or module._forward_pre_hooks for module in network.modules()):
+        return set()  # a hook may write whatever it likes
+    parameters = inspect.signature(network.forward).parameters.values()
+    given = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+    try:
+        graph = _BlocksWhole(blocks).trace(network, concrete_args=given)
+    except Exception:  # anybody's forward may fail in any way under a symbolic input
+        return set()
+    modules = dict(network.named_modules(remove_duplicate=False))
+
+    def module_of(node: fx.Node) -> nn.Module | None:
+        return modules.get(str(node.target)) if node.op == "call_module" else None
+
+    def overwritten(node: fx.Node) -> bool:
+        """Whether somebody who reads it may write into it something else than its ReLU."""
+        return any(_writes(reader, module_of(reader)) for reader in node.users)
+
+    def holds(node: Any) -> bool:
+        while isinstance(node, fx.Node) and not overwritten(node):
+            module = module_of(node)
+            if node.op == "call_function" and node.target in RELU:
+                return True
+            if node.op == "call_method" and node.target in RELU_METHODS:
+                return True
+            if module is None:
+                return False
+            if id(module) in out_acts:
+                return rectifies(out_acts[id(module)])
+            if rectifies(module):
+                return True
+            if not isinstance(module, PASSING) or len(node.args) != 1:
+                return False
+            node = node.args[0]
+        return False
+
+    calls: dict[int, list[bool]] = {}
+    for node in graph.nodes:
+        module = module_of(node)
+        if module is not None and id(module) in out_acts:
+            calls.setdefault(id(module), []).append(len(node.args) == 1 and not node.kwargs and holds(node.args[0]))
+    return {block for block, proofs in calls.items() if all(proofs)}
+
+
+def _writes(node: fx.Node, module: nn.Module | None) -> bool:
+    if node.op == "call_method":
+        name = str(node.target)
+        return name.endswith("_") and name not in RELU_METHODS
+    if node.op == "call_function":
+        name = getattr(node.target, "__name__", "")
+        into = node.target is operator.setitem or name in {"iadd", "isub", "imul", "itruediv"} or "out" in node.kwargs
+        return (into or (name.endswith("_") and node.target not in RELU)) or bool(
+            node.kwargs.get("inplace") and node.target not in RELU
+        )
+    return bool(getattr(module, "inplace", False)) and not rectifies(module)
