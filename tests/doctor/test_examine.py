@@ -4,15 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from unskip.doctor.examine import check_free, parse_shape
-
-
-def test_shapes_in_words() -> None:
-    assert parse_shape("3x32x32") == parse_shape("3,32,32") == (3, 32, 32)
-    for wrong in ("3x", "x3", "0x3", "-1", "a", ""):
-        with pytest.raises(ValueError, match=r"--input-size .* must be whole numbers"):
-            parse_shape(wrong)
-    assert parse_shape("784") == (784,)
+from unskip.doctor.examine import check_free
 
 
 def test_a_page_that_is_there_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.doctor import small
 from unskip.train import load_recipe, run
-from unskip.train.loading import load_network
+from unskip.train.loading import load_network, parse_shape
 
 HERE = "tests.doctor.small"
 
@@ -62,6 +62,14 @@ def test_a_method_is_applied_and_the_seed_decides_the_weights() -> None:
 def test_wrong_words_get_a_sentence(word: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         load_network(word)
+
+
+def test_shapes_in_words() -> None:
+    assert parse_shape("3x32x32", command="doctor") == parse_shape("3,32,32", command="doctor") == (3, 32, 32)
+    for wrong in ("3x", "x3", "0x3", "-1", "a", ""):
+        with pytest.raises(ValueError, match=r"--input-size .* must be whole numbers"):
+            parse_shape(wrong, command="doctor")
+    assert parse_shape("784", command="doctor") == (784,)
 
 
 # ---------------------------------------------------------------- checkpoints

@@ -8,6 +8,8 @@ from rich.console import Console
 from unskip.cli.bench import bench
 from unskip.cli.demo import demo
 from unskip.cli.doctor import doctor
+from unskip.cli.export import export
+from unskip.cli.fold import fold
 from unskip.cli.models import models
 from unskip.cli.reproduce import app as reproduce
 from unskip.cli.train import train
@@ -22,6 +24,8 @@ app = typer.Typer(
 app.command()(bench)
 app.command()(demo)
 app.command()(doctor)
+app.command()(export)
+app.command()(fold)
 app.command()(models)
 app.add_typer(reproduce, name="reproduce")
 app.command(context_settings={"ignore_unknown_options": True})(train)

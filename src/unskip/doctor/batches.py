@@ -1,7 +1,6 @@
 """A batch that a network can read, from real images where that is possible."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from unskip.measures.state import preserved
 from unskip.train.feed import open_image
 from unskip.train.loading import Shape, Subject
 from unskip.train.recipe import Recipe
-from unskip.train.sets import IMAGE_FILES, DataSet, Split, load
+from unskip.train.sets import IMAGE_FILES, DataSet, Split, find_kind, load
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,24 +95,10 @@ def _find(data: str) -> DataSet:
         raise ValueError(
             f"doctor: --data {data!r} is neither 'digits' nor 'noise', and there is no such file or folder."
         )
-    if root.is_file():
-        kind = "npz"
-    elif {root.name, *(p.name for p in root.iterdir())} & {"cifar-10-batches-py"}:
-        kind = "cifar10"
-    elif {root.name, *(p.name for p in root.iterdir())} & {"cifar-100-python"}:
-        kind = "cifar100"
-    elif next(_idx_files(root), None):
-        kind = "fashion_mnist"
-    elif (root / "train").is_dir() and (root / "val").is_dir():
-        kind = "imagefolder"
-    else:
+    kind = find_kind(root)
+    if kind is None:
         return _loose(root)
-    return load(Recipe(dataset=kind, val_fraction=0.0, check_files=False), root)  # type: ignore[arg-type]
-
-
-def _idx_files(root: Path) -> Iterator[Path]:
-    for folder in (root, root / "raw", root / "FashionMNIST" / "raw"):
-        yield from folder.glob("train-images-idx3-ubyte*")
+    return load(Recipe(dataset=kind, val_fraction=0.0, check_files=False), root)
 
 
 def _loose(root: Path) -> DataSet:

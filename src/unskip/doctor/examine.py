@@ -1,6 +1,5 @@
 """What `unskip doctor` does: a network from a word, a batch for it, a report."""
 
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from unskip.doctor.report import Report, diagnose
 from unskip.ship import files
 from unskip.train import demo
 from unskip.train.feed import make_feed
-from unskip.train.loading import load_network
+from unskip.train.loading import load_network, parse_shape
 from unskip.train.recipe import load_recipe
 from unskip.train.rng import seeded
 from unskip.train.runner import build_network
@@ -38,7 +37,7 @@ def examine(word: str, showing: Showing, *, method: str = "", weights: Path | No
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # as `python -m` does, so that a module in the current folder is found
     seed = showing.seed
-    shape = None if showing.input_size is None else parse_shape(showing.input_size)
+    shape = None if showing.input_size is None else parse_shape(showing.input_size, command="doctor")
     subject = load_network(word, method=method, weights=weights, input_size=shape, seed=seed)
     batch = load_batch(subject, showing.data, size=showing.batch_size, seed=seed)
     return diagnose(subject.network, batch.images, batch.targets, name=subject.name, data=batch.words, seed=seed)
@@ -59,13 +58,6 @@ def examine_demo(seed: int, out: Path) -> Path:
     page = out / "doctor.html"
     reports["plain"].to_html(page, against=reports["pnnh"])
     return page
-
-
-def parse_shape(text: str) -> tuple[int, ...]:
-    """`3x32x32` as (3, 32, 32)."""
-    if not re.fullmatch(r"[1-9]\d*([x,][1-9]\d*)*", text):
-        raise ValueError(f"doctor: --input-size {text!r} must be whole numbers, for instance 3x32x32 or 784.")
-    return tuple(int(part) for part in re.split("[x,]", text))
 
 
 def check_free(out: Path | None, force: bool) -> None:

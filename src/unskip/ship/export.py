@@ -33,6 +33,7 @@ OPSET = 18  # of ONNX, 2022: what every runtime of today reads
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 LARGEST = 2**31 - 1  # bytes of an ONNX file, which is one protocol buffer
 INPUT, OUTPUT, BATCH = "input", "output", "batch"  # their names in the file
+SCOPES = "pkg.torch.onnx.name_scopes"  # the paths of modules, as the exporter notes them on a node
 METADATA = "unskip.json"  # the extra file of a .pt2
 
 
@@ -387,7 +388,7 @@ def _not_shared(node: Any) -> bool | None:
 def _forget_source(model: Any) -> None:
     """Keeps of what the exporter notes on each node only the path of its module: the rest has files of this machine."""
     for item in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.value_info):
-        kept = [entry for entry in item.metadata_props if entry.key == "pkg.torch.onnx.name_scopes"]
+        kept = [entry for entry in item.metadata_props if entry.key == SCOPES]
         del item.metadata_props[:]
         item.metadata_props.extend(kept)
     for tensor in model.graph.initializer:

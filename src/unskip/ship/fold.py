@@ -96,6 +96,7 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
         folded = _without_chance(folded)
     folded = absorb_norms(folded, x)
     folded = _absorb_crelu(folded, x)
+    folded.eval()  # what was built on the way is in training mode
     if not transformer:
         _refuse_leftovers(trace(folded, x.clone()))
 
@@ -151,8 +152,7 @@ def _kept(network: nn.Module, x: Tensor) -> set[str]:
 
 def _cheap(block: PNNHBlock) -> CheapCoder | None:
     coder = block.coder.coder if isinstance(block.coder, CoderRef) else block.coder
-    cheap = cheap_form(coder) if isinstance(coder, Coder) else None
-    return None if cheap is None else cheap.eval()
+    return cheap_form(coder) if isinstance(coder, Coder) else None
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unskip.ship.export import OPSET, Run, export, need_onnx, onnx_runner, set_metadata
+from unskip.ship.export import OPSET, SCOPES, Run, export, need_onnx, onnx_runner, set_metadata
 from unskip.ship.files import check_free, write_atomically
 
 Bits = Literal[7, 8]
@@ -283,16 +283,17 @@ def _layer_noise(float_file: Path, int8_file: Path, inputs: Tensor) -> tuple[Lay
         pair = matched.get(written, {})
         output = ratio(pair["float"], pair["post_qdq"]) if "float" in pair else None
         noise = ratio(weights[weight]["float"], weights[weight]["dequantized"])
-        layers.append(LayerNoise(path=_module_path(node) or weight, weights=noise, output=output))
+        layers.append(LayerNoise(path=_layer_path(node), weights=noise, output=output))
     return tuple(layers)
 
 
-def _module_path(node: Any) -> str:
-    """The path of the module that a node comes from, as the exporter has noted it."""
-    for entry in node.metadata_props:
-        if entry.key == "pkg.torch.onnx.name_scopes":
-            return ast.literal_eval(entry.value)[-2]
-    return ""
+def _layer_path(node: Any) -> str:
+    """The path of the layer that a node comes from: its weight is named after it, or the exporter has noted it."""
+    weight = node.input[1]
+    if weight.endswith(".weight"):
+        return weight.removesuffix(".weight")
+    scopes = (entry.value for entry in node.metadata_props if entry.key == SCOPES)
+    return next((ast.literal_eval(value)[-2] for value in scopes), weight)
 
 
 def _with_metadata(

@@ -1,8 +1,9 @@
 """A network from a word of the command line: a name, a factory, a checkpoint."""
 
 import importlib
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from unskip.methods.registry import nearest
 from unskip.models import ENTRIES, create_model
 from unskip.surgery import plainify
+from unskip.train import netfile
 from unskip.train.checkpoint import FORMAT, read_torch_file
 from unskip.train.recipe import Recipe
 from unskip.train.rng import seeded
@@ -38,6 +40,8 @@ class Subject:
     network: nn.Module
     input_size: Shape  # of one input, without the batch
     guessed: bool = False  # whether nobody said the input size
+    origin: dict[str, Any] = field(default_factory=dict)  # how to build it again (unskip.train.netfile)
+    steps: tuple[netfile.Step, ...] = ()  # what was done to it since
 
 
 def load_network(
@@ -47,24 +51,27 @@ def load_network(
     weights: Path | None = None,
     input_size: Shape | None = None,
     seed: int = 0,
+    tested: bool = False,
     command: str = "doctor",
 ) -> Subject:
     """A network by name, factory or checkpoint.
 
     Args:
-        word: a name of `unskip models` or of timm, `torchvision:NAME`, `package.module:function`, or a checkpoint (or
-            the folder) of a run of `unskip train`.
+        word: a name of `unskip models` or of timm, `torchvision:NAME`, `package.module:function`, a checkpoint (or the
+            folder) of a run of `unskip train`, or what `unskip plainify` or `unskip fold` wrote.
         method: makes the network skip-free with this method.
         weights: a file with a state dict for it.
         input_size: of one input; without it what the network says about itself, or a guess.
         seed: of its weights.
+        tested: of a run that has ended, the weights that were tested: the best or averaged ones, if the recipe says so.
         command: who asks, for messages.
     """
-    subject = _build(word, seed, command)
+    subject = _build(word, seed, tested, command)
     if method:
         with seeded(seed, 1):  # not the numbers that the stem has been drawn from
             network = plainify(subject.network, method)
-        subject = replace(subject, name=f"{subject.name}, {method}", network=network)
+        steps = (*subject.steps, {"plainify": method, "options": {}})
+        subject = replace(subject, name=f"{subject.name}, {method}", network=network, steps=steps)
     if weights is not None:
         _load_weights(subject.network, _state_dict(weights, command), weights, word, command)
     if input_size is not None:
@@ -78,21 +85,42 @@ def load_network(
     return subject
 
 
-def _build(word: str, seed: int, command: str) -> Subject:
+def parse_shape(text: str, *, command: str) -> Shape:
+    """`3x32x32` as (3, 32, 32)."""
+    if not re.fullmatch(r"[1-9]\d*([x,][1-9]\d*)*", text):
+        raise ValueError(f"{command}: --input-size {text!r} must be whole numbers, for instance 3x32x32 or 784.")
+    return tuple(int(part) for part in re.split("[x,]", text))
+
+
+def _build(word: str, seed: int, tested: bool, command: str) -> Subject:
     path = Path(word).expanduser()
     if path.is_dir() and (path / "checkpoint.pt").is_file():
-        return _from_run(path / "checkpoint.pt", command)
+        return _from_run(path / "checkpoint.pt", tested, command)
     if path.is_file():
-        return _from_run(path, command)
+        header = netfile.read_header(path, command=command) if _is_safetensors(path) else None
+        return _from_run(path, tested, command) if header is None else _from_file(path, header, command)
     if path.suffix in WEIGHT_FILES or "/" in word:
         raise ValueError(f"{command}: there is no file {word!r}.")
     if ":" in word:
-        return _from_factory(word, seed, command)
-    with seeded(seed):
-        network = create_model(word)
-    if word in ENTRIES:
-        return Subject(name=word, network=network, input_size=ENTRIES[word].input_size)
-    return Subject(name=word, network=network, input_size=_timm_size(network) or ())
+        subject = _from_factory(word, seed, command)
+    else:
+        with seeded(seed):
+            network = create_model(word)
+        size = ENTRIES[word].input_size if word in ENTRIES else _timm_size(network) or ()
+        subject = Subject(name=word, network=network, input_size=size)
+    return replace(subject, origin={"word": word, "seed": seed})
+
+
+def _is_factory(word: str) -> bool:
+    return ":" in word and not word.startswith("torchvision:")
+
+
+def _is_safetensors(path: Path) -> bool:
+    """By what it holds: the length of a header, and the header, as JSON."""
+    if path.suffix != ".safetensors":
+        return False
+    with path.open("rb") as file:
+        return file.read(9)[8:] == b"{"
 
 
 def _timm_size(network: nn.Module) -> Shape | None:
@@ -163,7 +191,7 @@ def _guess(network: nn.Module) -> Shape:
 # ---------------------------------------------------------------- checkpoints
 
 
-def _from_run(path: Path, command: str) -> Subject:
+def _from_run(path: Path, tested: bool, command: str) -> Subject:
     """The network of a run of `unskip train`, with the weights that it has reached."""
     way_out = "To look at other weights name their network, and give the file with --weights."
     if path.suffix == ".safetensors":
@@ -175,16 +203,65 @@ def _from_run(path: Path, command: str) -> Subject:
     channels, side = NATIVE.get(recipe.dataset, (3, 0))
     weights = state["network"]
     reads = next((tensor.shape[1] for tensor in weights.values() if tensor.dim() == 4), channels)
-    with seeded(recipe.seed):
-        network = build_network(recipe, _sizes(recipe, state["data"]["classes"], reads))
+    origin = {"recipe": state["recipe"], "classes": state["data"]["classes"], "channels": reads}
+    network = _from_recipe(origin)
+    if tested and (path.parent / "weights.safetensors").is_file():
+        path = path.parent / "weights.safetensors"
+        weights = _state_dict(path, command)
+    elif tested and state.get("ema") is not None:
+        weights = state["ema"]
     _load_weights(network, weights, path, recipe.network, command)
-    side = recipe.image_size or side or GUESSED_SIDE
+    side = state.get("image_size") or recipe.image_size or side
     return Subject(
         name=f"{recipe.network} of {path.parent.name or path}",
         network=network,
-        input_size=(reads, side, side),
-        guessed=not recipe.image_size and recipe.dataset not in NATIVE,
+        input_size=(reads, side or GUESSED_SIDE, side or GUESSED_SIDE),
+        guessed=not side,
+        origin=origin,
     )
+
+
+def _from_recipe(origin: dict[str, Any]) -> nn.Module:
+    """The network of a run, with fresh weights."""
+    recipe = Recipe().replace(**origin["recipe"])
+    with seeded(recipe.seed):
+        return build_network(recipe, _sizes(recipe, origin["classes"], origin["channels"]))
+
+
+def _from_file(path: Path, header: netfile.Header, command: str) -> Subject:
+    """The network of a file that `unskip plainify` or `unskip fold` wrote."""
+    try:
+        if "recipe" in header.origin:
+            fresh = _from_recipe(header.origin)
+        elif _is_factory(header.origin["word"]):
+            raise ValueError(f"{command}: {path} asks to call {header.origin['word']!r}, and a file may name no code.")
+        else:
+            fresh = _build(header.origin["word"], header.origin["seed"], False, command).network
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{command}: {path} does not say what its network is built from ({error}).") from error
+    network = netfile.read_weights(fresh, header, path, command=command)
+    return Subject(
+        name=header.name, network=network, input_size=header.input_size, origin=header.origin, steps=header.steps
+    )
+
+
+def save_network(path: Path, subject: Subject, *, proof: str, force: bool, command: str) -> int:
+    """Writes a network so that its file can be given wherever a network is asked for. Returns the bytes."""
+    if _is_factory(subject.origin.get("word", "")):
+        raise ValueError(
+            f"{command}: {subject.origin['word']!r} is code of your own, which a file may not name; write the network "
+            "with `unskip export`, or work from Python."
+        )
+    header = netfile.Header(
+        name=subject.name, origin=subject.origin, steps=subject.steps, input_size=subject.input_size, proof=proof
+    )
+
+    def read(file: Path) -> None:
+        written = netfile.read_header(file, command=command)
+        assert written is not None
+        _from_file(file, written, command)
+
+    return netfile.write(path, subject.network, header, read, force=force, command=command)
 
 
 def _sizes(recipe: Recipe, classes: int, channels: int) -> DataSet:

@@ -28,6 +28,7 @@ def save(training: "Training") -> None:
         state = {
             "recipe": t.recipe.same_numbers(),
             "data": t.fingerprint,
+            "image_size": t.data.image_size,
             "network": weights,
             "optimizer": optimizer,
             "scaler": None if scaler is None else scaler.state_dict(),

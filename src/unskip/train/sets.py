@@ -27,7 +27,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 from torchvision import datasets
 
-from unskip.train.recipe import Recipe
+from unskip.train.recipe import Dataset, Recipe
 
 IMAGE_FILES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff")
 
@@ -116,6 +116,21 @@ def load(recipe: Recipe, data_dir: str | Path | None = None) -> DataSet:
     classes = 10 if name == "cifar10" else 100
     train, test, notes = _cifar(root, name)
     return _finish(recipe, train, test, classes=classes, notes=notes)
+
+
+def find_kind(root: Path) -> Dataset | None:
+    """The name of the data set that lies at a path, by how it is laid out; None for a folder of something else."""
+    if root.is_file():
+        return "npz"
+    names = {root.name, *(p.name for p in root.iterdir())}
+    if "cifar-10-batches-py" in names:
+        return "cifar10"
+    if "cifar-100-python" in names:
+        return "cifar100"
+    for folder in (root, root / "raw", root / "FashionMNIST" / "raw"):
+        if any(folder.glob("train-images-idx3-ubyte*")):
+            return "fashion_mnist"
+    return "imagefolder" if (root / "train").is_dir() and (root / "val").is_dir() else None
 
 
 _WANTED = {

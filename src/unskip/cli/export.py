@@ -1,0 +1,44 @@
+"""`unskip export`: a network as ONNX or torch.export, checked by running it, in 8 bits where asked for."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unskip.cli.given import Force, InputSize, Network, Seed, Weights
+
+
+def export(
+    network: Network,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file: .onnx or .pt2.")],
+    fold: Annotated[
+        str, typer.Option(help="Fold it first: dense, fast, no; auto is dense wherever it can be folded.")
+    ] = "auto",
+    opset: Annotated[int | None, typer.Option(help="Of ONNX; 18 unless given.")] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Write ONNX in 8 bits; needs --calibrate.")] = False,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(
+            help="For --int8: digits, an .npz file, or a folder as `unskip train` reads it. It calibrates on "
+            "training images and tests on test images."
+        ),
+    ] = None,
+    calibration_images: Annotated[int, typer.Option(help="How many training images to calibrate on.")] = 512,
+    bits: Annotated[int, typer.Option(help="Of weights: 7 is safe on every CPU; 8 for VNNI, ARM, accelerators.")] = 7,
+    limit: Annotated[float, typer.Option(help="Points of accuracy that INT8 may lose.")] = 0.5,
+    weights: Weights = None,
+    input_size: InputSize = None,
+    seed: Seed = 0,
+    force: Force = False,
+) -> None:
+    """Writes a network as ONNX or torch.export, runs the file on fresh inputs, and prints how far the two agree.
+
+    Exit codes: 0 done; 2 something that you gave is wrong, or the file is not the network's function, or INT8 loses
+    more than the limit, and nothing was written.
+    """
+    from unskip.train.shipping import export_to_file, int8_of, source_of
+
+    source = source_of(network, weights=weights, input_size=input_size, seed=seed, command="export")
+    how = int8_of(int8, calibrate, inputs=calibration_images, bits=bits, limit=limit)
+    words, written = export_to_file(source, out, form=fold, opset=opset, int8=how, force=force)  # type: ignore[arg-type]
+    print(f"{words}\n{written}")

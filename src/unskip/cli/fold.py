@@ -1,0 +1,28 @@
+"""`unskip fold`: a trained network without skips as convolution, bias, activation and pooling."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unskip.cli.given import Force, InputSize, Network, Seed, Weights
+
+
+def fold(
+    network: Network,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file: .safetensors.")],
+    form: Annotated[str, typer.Option(help="dense: plain layers alone; fast: closed-form coders stay sums.")] = "dense",
+    weights: Weights = None,
+    input_size: InputSize = None,
+    seed: Seed = 0,
+    force: Force = False,
+) -> None:
+    """Folds a network and prints the proof that its function stayed. `unskip export` takes the file, and `doctor` too.
+
+    Exit codes: 0 done; 2 something that you gave is wrong, or the proof failed, and nothing was written.
+    """
+    # Training's modules take seconds to import, and other commands don't need them.
+    from unskip.train.shipping import fold_to_file, source_of
+
+    source = source_of(network, weights=weights, input_size=input_size, seed=seed, command="fold")
+    print(fold_to_file(source, out, form=form, force=force))  # type: ignore[arg-type]

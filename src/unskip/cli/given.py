@@ -1,0 +1,18 @@
+"""What several commands are given in the same words."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Network = Annotated[
+    str,
+    typer.Argument(
+        help="A name of `unskip models` or of timm, torchvision:NAME, package.module:function, a checkpoint (or the "
+        "folder) of a run of `unskip train`, or a file that `unskip plainify` or `unskip fold` wrote."
+    ),
+]
+Weights = Annotated[Path | None, typer.Option(help="A state dict for the network (.pt, .safetensors).")]
+InputSize = Annotated[str | None, typer.Option(help="Shape of one input, for instance 3x32x32.")]
+Seed = Annotated[int, typer.Option(help="Of the weights, where none are given.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite OUT if it is there already.")]

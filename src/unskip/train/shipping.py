@@ -1,0 +1,210 @@
+"""What `unskip plainify`, `unskip fold` and `unskip export` do: a network from a word, a file, and its proof."""
+
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from unskip.ship import Exported, Quantized, export, fold, quantize
+from unskip.ship.export import OPSET
+from unskip.ship.files import check_free
+from unskip.ship.fold import Form, Refusal
+from unskip.ship.int8 import LIMIT, Bits
+from unskip.train import netfile
+from unskip.train.feed import Feed, make_feed
+from unskip.train.loading import Shape, Subject, load_network, parse_shape, save_network
+from unskip.train.recipe import Recipe
+from unskip.train.sets import DataSet, Split, find_kind, load
+
+FoldFirst = Literal["auto", "dense", "fast", "no"]
+CALIBRATION = 512  # training images
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The network that a command is given."""
+
+    word: str  # as `unskip doctor` takes it, or a file that `unskip plainify` or `unskip fold` wrote
+    weights: Path | None = None  # a state dict for it
+    input_size: Shape | None = None  # of one input
+    seed: int = 0  # of fresh weights
+
+    def load(self, command: str) -> Subject:
+        """The network in eval mode. What it reads must be known, since files are made for it."""
+        subject = load_network(
+            self.word, weights=self.weights, input_size=self.input_size, seed=self.seed, tested=True, command=command
+        )
+        if subject.guessed:
+            raise ValueError(
+                f"{command}: nothing says which size of input {subject.name} is for; say the shape of one with "
+                f"--input-size, for instance {'x'.join(map(str, subject.input_size))}."
+            )
+        subject.network.eval()
+        return subject
+
+
+def source_of(word: str, *, weights: Path | None, input_size: str | None, seed: int, command: str) -> Source:
+    """From the words of a command line."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does, so that a module in the current folder is found
+    if seed < 0:
+        raise ValueError(f"{command}: --seed {seed} must not be negative.")
+    size = None if input_size is None else parse_shape(input_size, command=command)
+    return Source(word=word, weights=weights, input_size=size, seed=seed)
+
+
+def example_for(subject: Subject) -> Tensor:
+    """Two random inputs."""
+    return torch.randn(2, *subject.input_size, generator=torch.Generator().manual_seed(1))
+
+
+def parse_options(text: str, *, command: str) -> dict[str, Any]:
+    """`{norm = "absorb"}`, a table as TOML writes it on one line."""
+    try:
+        value = tomllib.loads(f"options = {text}")["options"]
+    except tomllib.TOMLDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"{command}: --options {text!r} must be a table, for instance '{{norm = \"absorb\"}}'.")
+    return value
+
+
+# ---------------------------------------------------------------- fold
+
+
+def fold_to_file(source: Source, out: Path, *, form: Form = "dense", force: bool = False) -> str:
+    """Folds a network into a file. Returns what to print."""
+    netfile.check_path(out, force=force, command="fold")
+    subject = source.load("fold")
+    subject = _folded(subject, form)
+    check = subject.network.folding.check  # type: ignore[union-attr]
+    size = save_network(out, subject, proof=str(check), force=force, command="fold")
+    parameters = sum(p.numel() for p in subject.network.parameters())
+    return f"{check}\n\n{out}: {subject.name}, {parameters:,} parameters, {size:,} bytes."
+
+
+def _folded(subject: Subject, form: Form) -> Subject:
+    network = fold(subject.network, form, example=example_for(subject))
+    return replace(
+        subject, name=f"{subject.name}, folded ({form})", network=network, steps=(*subject.steps, {"fold": form})
+    )
+
+
+# ---------------------------------------------------------------- export
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8:
+    """How a file in 8 bits is made."""
+
+    data: str  # digits, or the path of a data set as `unskip train` reads it
+    inputs: int = CALIBRATION  # training images to calibrate on
+    bits: Bits = 7
+    limit: float = LIMIT  # points of accuracy
+
+
+def int8_of(asked: bool, data: str | None, *, inputs: int, bits: int, limit: float) -> Int8 | None:
+    """From the words of a command line."""
+    if asked and data is None:
+        raise ValueError(
+            "export: --int8 needs --calibrate: digits, an .npz file, or a folder, with images like those that the "
+            "network will see."
+        )
+    if data is not None and not asked:
+        raise ValueError(f"export: --calibrate {data!r} is for --int8; add it, or leave both out.")
+    return None if data is None else Int8(data=data, inputs=inputs, bits=bits, limit=limit)  # type: ignore[arg-type]
+
+
+def export_to_file(
+    source: Source,
+    out: Path,
+    *,
+    form: FoldFirst = "auto",
+    opset: int | None = None,
+    int8: Int8 | None = None,
+    force: bool = False,
+) -> tuple[str, Exported | Quantized]:
+    """Exports a network. Returns what was done before, in words, and what was written.
+
+    Args:
+        source: the network.
+        out: the file, `.onnx` or `.pt2`.
+        form: how it is folded first; 'auto' is dense where it can be folded.
+        opset: of ONNX, `unskip.ship.export.OPSET` unless given.
+        int8: makes it a file in 8 bits.
+        force: whether a file that is there may be replaced.
+    """
+    if form not in get_args(FoldFirst):
+        raise ValueError(f"export: --fold {form!r} must be {', '.join(get_args(FoldFirst))}.")
+    opset = OPSET if opset is None else opset
+    check_free(out, command="export", argument="--out", force=force, overwrite="--force")
+    subject = source.load("export")
+    words = subject.name
+    if form in get_args(Form):
+        subject = _folded(subject, form)  # type: ignore[arg-type]
+        words = subject.name
+    elif form == "auto" and not any("fold" in step for step in subject.steps):
+        try:
+            subject = _folded(subject, "dense")
+            words = subject.name
+        except Refusal as reason:
+            words = f"{subject.name}, as it is ({reason})"
+    if int8 is None:
+        return words, export(subject.network, out, example=example_for(subject), opset=opset, force=force)
+    calibrate, test, metadata = _prepared(subject, int8)
+    quantized = quantize(
+        subject.network, out, calibrate=calibrate, test=test, bits=int8.bits, limit=int8.limit, opset=opset,
+        metadata=metadata, force=force,
+    )  # fmt: skip
+    return words, quantized
+
+
+def _prepared(subject: Subject, int8: Int8) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]], dict[str, str]]:
+    """Training images to calibrate on, test images with their classes, and how both were normalised."""
+    if int8.inputs < 1:
+        raise ValueError(f"export: --calibration-images {int8.inputs} must be at least 1.")
+    data, feed = _feed(subject, int8.data)
+    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(0))[: int8.inputs]
+    images = torch.cat([x for x, _ in _real(feed, data.train.take(order))])
+    outputs = subject.network(images[:1]).shape[-1]
+    if data.classes > outputs:
+        raise ValueError(f"export: {int8.data!r} has {data.classes} classes, and {subject.name} knows {outputs}.")
+    metadata = {name: ", ".join(f"{v:.6g}" for v in getattr(data, name)) for name in ("mean", "std")}
+    return images, _real(feed, data.test), metadata
+
+
+def _feed(subject: Subject, word: str) -> tuple[DataSet, Feed]:
+    """A data set as the network's run has read it or, for a network by name, brought to its size."""
+    root = None if word == "digits" else Path(word).expanduser()
+    if root is not None and not root.exists():
+        raise ValueError(f"export: --calibrate {word!r} is not 'digits', and there is no such file or folder.")
+    if "recipe" in subject.origin:
+        recipe = Recipe().replace(**subject.origin["recipe"])
+    else:
+        kind = "digits" if root is None else find_kind(root)
+        if kind is None:
+            raise ValueError(
+                f"export: --calibrate {word!r} is no data set that `unskip train` reads: an .npz file, CIFAR, "
+                "Fashion-MNIST, or a folder with train/<class> and val/<class>."
+            )
+        recipe = Recipe(dataset=kind, val_fraction=0.0)
+    side = subject.input_size[-1]
+    recipe = recipe.replace(image_size=side, check_files=False, channels_last=False, batch=1, mixup=0.0, cutmix=0.0)
+    data = load(recipe, root)
+    if (data.channels, data.image_size, data.image_size) != subject.input_size:
+        raise ValueError(
+            f"export: {subject.name} reads inputs of shape {subject.input_size}, and the images of --calibrate "
+            f"{word!r} have {data.channels} channels; from Python, unskip.ship.quantize takes any tensor."
+        )
+    return data, make_feed(data, recipe, device=torch.device("cpu"))
+
+
+def _real(feed: Feed, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
+    """All images of a split once, without what fills up the last batch."""
+    for x, labels, weights in feed.evaluation(split):
+        yield x[weights > 0], labels[weights > 0]

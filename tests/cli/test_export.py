@@ -1,0 +1,110 @@
+"""`unskip fold` and `unskip export`, from a run to files that onnxruntime runs."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from unskip.cli import app, main
+from unskip.train import load_recipe, run
+from unskip.train.loading import load_network
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A PNNH-20 after an epoch of digits."""
+    out = tmp_path_factory.mktemp("run") / "digits"
+    run(load_recipe("digits-pnnh-56", network="pnnh_resnet20", epochs=1, warmup_epochs=0.0), out=out, silent=True)
+    return out
+
+
+def invoke(*words: object) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def answers(file: Path, x: torch.Tensor) -> np.ndarray:
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    return session.run(None, {"input": x.numpy()})[0]
+
+
+def test_from_a_run_to_onnx(trained: Path, tmp_path: Path) -> None:
+    folded, file = tmp_path / "net.safetensors", tmp_path / "net.onnx"
+    shown = invoke("fold", trained, "-o", folded)
+    assert shown.startswith("The networks agree: ")
+    assert f"{folded}: pnnh_resnet20 of digits, folded (dense), " in shown
+    shown = invoke("export", folded, "-o", file, "--opset", 20)
+    assert shown.startswith("pnnh_resnet20 of digits, folded (dense)\n")
+    assert f"{file}: ONNX, opset 20, " in shown
+    x = torch.rand(3, 1, 8, 8)
+    with torch.no_grad():
+        y = load_network(str(trained)).network.eval()(x).numpy()
+    assert np.abs(answers(file, x) - y).max() <= 1e-4 * np.abs(y).max()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["net.onnx", "net.safetensors"]
+
+
+@pytest.mark.full
+def test_from_a_run_to_int8(trained: Path, tmp_path: Path) -> None:
+    file = tmp_path / "net.onnx"
+    words = ["export", trained, "-o", file, "--int8", "--calibrate", "digits", "--calibration-images", 64]
+    shown = invoke(*words, "--limit", 100)
+    assert "calibrated on 64 inputs" in shown
+    assert "Accuracy on 355 inputs: " in shown
+    assert "layer3.2.2" in shown
+    assert answers(file, torch.rand(3, 1, 8, 8)).shape == (3, 10)
+
+
+@pytest.mark.full
+def test_a_residual_network_by_name_stays_as_it_is(tmp_path: Path) -> None:
+    shown = invoke("export", "resnet20", "-o", tmp_path / "net.pt2")
+    assert shown.startswith("resnet20, as it is (fold: 'layer1.0' (CifarBlock) keeps its skip connection")
+    program = torch.export.load(str(tmp_path / "net.pt2"))
+    assert program.module()(torch.randn(4, 3, 32, 32)).shape == (4, 10)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["fold", "resnet20", "-o", "a.safetensors"], "'layer1.0' (CifarBlock) keeps its skip connection"),
+        (["fold", "plain_resnet20", "-o", "a.onnx"], "--out 'a.onnx' must end in .safetensors"),
+        (["fold", "plain_resnet20", "-o", "there.safetensors"], "is there already. Choose another --out"),
+        (["fold", "plain_resnet20", "-o", "a.safetensors", "--form", "sparse"], "form='sparse' must be 'dense' or"),
+        (["fold", "broken.safetensors", "-o", "a.safetensors"], "fold: broken.safetensors "),
+        (["fold", "resnet21", "-o", "a.safetensors"], "there is no network named 'resnet21'"),
+        (["fold", "tests.doctor.small:Picky", "-o", "a.safetensors"], "say the shape of one with --input-size"),
+        (["export", "plain_resnet20", "-o", "a.tflite"], "must end in .onnx"),
+        (["export", "plain_resnet20", "-o", "there.safetensors"], "is there already. Choose another --out"),
+        (["export", "plain_resnet20", "-o", "a.onnx", "--fold", "yes"], "--fold 'yes' must be auto, dense, fast, no"),
+        (["export", "plain_resnet20", "-o", "a.onnx", "--int8"], "--int8 needs --calibrate"),
+        (["export", "plain_resnet20", "-o", "a.onnx", "--calibrate", "digits"], "is for --int8; add it"),
+        (
+            ["export", "plain_resnet20", "-o", "a.onnx", "--int8", "--calibrate", "digits", "--fold", "no"],
+            "the images of --calibrate 'digits' have 1 channels",
+        ),
+        (
+            ["export", "plain_resnet20", "-o", "a.onnx", "--int8", "--calibrate", "no.npz", "--fold", "no"],
+            "--calibrate 'no.npz' is not 'digits', and there is no such file",
+        ),
+        (["export", "plain_resnet20", "-o", "a.onnx", "--seed", "-1"], "--seed -1 must not be negative"),
+        (["export", "plain_resnet20", "-o", "a.onnx", "--input-size", "3x"], "--input-size '3x' must be whole"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence_and_code_2(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("there.safetensors", "broken.safetensors"):
+        (tmp_path / name).write_text("old")
+    monkeypatch.setattr(sys, "argv", ["unskip", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    shown = capsys.readouterr()
+    assert sentence in shown.err.replace("\n", " ")
+    assert not shown.out
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["broken.safetensors", "there.safetensors"]
