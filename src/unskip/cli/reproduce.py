@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from unskip.reproduce import PAPERS, REPRODUCTIONS, Reproduction, paper_tables, reproduce
+from unskip.reproduce.workers import STOPPED, Paused
 
 app = typer.Typer(
     help="Makes a figure or table of the papers again, and a record of its numbers. Without a name: lists them.",
@@ -39,7 +40,11 @@ def _command(entry: Reproduction) -> Any:
     hints = get_type_hints(entry.config, include_extras=True)
 
     def command(out: Path, record: Path | None, **fields: Any) -> None:
-        written = reproduce(entry.name, out=out, record=record, **fields)
+        try:
+            written = reproduce(entry.name, out=out, record=record, **fields)
+        except Paused as ended:
+            Console(stderr=True, highlight=False, soft_wrap=True).print(str(ended), style="yellow", markup=False)
+            raise typer.Exit(STOPPED) from None
         for line in (*written.outcome.lines, *map(str, written.files)):
             print(line)
 

@@ -71,7 +71,7 @@ class PNNH:
     transition: Transition = "coded"  # transitions with a coder of their own, or whole without one
     signed: Signed = "paired"  # blocks with linear output (MobileNet-V2): carry x+ and x-, or put σ after the sum
     transient: Transient = "full"  # channels that pretext="identity" does not carry: all taps, or the centre tap alone
-    hidden: Mapping[int, int] | None = None  # width of the learner by that of the block, {32: 8}; None: H - C_B
+    hidden: Mapping[int, int] | None = None  # width of the learner by that of the block, {48: 8}; None: H - C_B
     head_norm: bool | None = None  # a norm before pooling; None: where the network has a place for one (CIFAR ResNets)
     seed: int = 0  # of fitted and random coders
 
@@ -289,7 +289,7 @@ def check_hidden(hidden: object) -> dict[int, int]:
         pass
     raise ValueError(
         f"pnnh: hidden={hidden!r} must give the learner's width for each width of a block, for instance "
-        "{32: 8, 64: 16, 128: 31}."
+        "{48: 8, 96: 12, 192: 19}."
     )
 
 

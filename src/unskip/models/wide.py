@@ -1,16 +1,17 @@
-"""The wide PNNH networks for CIFAR: a path as wide as He's ResNet, at about half of its parameters (docs/results.md).
+"""The wide PNNH networks for CIFAR: a wider path than that of He's ResNet, at about half of its parameters.
 
-Widths are twice He's, and the coder `identity` carries half of the channels, so C_B = C/2 is He's width. What is not
-carried is read and written through the centre tap alone. A block of width C whose learner has the hidden width h then
-has 2 h (9 + 1) C/2 weights and 2 h of the norm; He's block of width C/2 has 18 (C/2)^2 weights.
+Widths are three times He's, and the coder `identity` carries half of the channels (C_B = C/2): 24/48/96 where He's
+network has 16/32/64. What is not carried is read and written through the centre tap alone. A block of width C whose
+learner has the hidden width h then has 2 h (9 + 1) C/2 weights and 2 h of the norm. Measured in docs/results.md.
 """
 
 from typing import Any
 
 from unskip.models.cifar import HE
 
-WIDTHS = tuple(2 * width for width in HE)
-SHARE = 0.55  # of the parameters of He's network of the same depth
+WIDTHS = tuple(3 * width for width in HE)
+EARLY = (8, 12)  # hidden widths of the first two stages; the third gets what the budget leaves
+SHARE = 0.55  # the budget, of the parameters of He's network of the same depth
 
 
 def he_parameters(blocks: int, widths: tuple[int, ...] = HE, *, classes: int = 10, in_chans: int = 3) -> int:
@@ -37,11 +38,13 @@ def wide_parameters(
     return total + 2 * read + classes * (read + 1)
 
 
-def hidden_widths(blocks: int, widths: tuple[int, ...] = WIDTHS, share: float = SHARE) -> dict[int, int]:
-    """Learners of C/4, the widest ones narrowed until the network has at most `share` of He's parameters."""
-    hidden = {width: width // 4 for width in widths}
-    while wide_parameters(blocks, hidden) > share * he_parameters(blocks):
-        hidden[widths[-1]] -= 1
+def hidden_widths(
+    blocks: int, widths: tuple[int, ...] = WIDTHS, early: tuple[int, ...] = EARLY, share: float = SHARE
+) -> dict[int, int]:
+    """Learners of the `early` widths, and in the last stage as wide as `share` of He's parameters allow."""
+    hidden = dict(zip(widths, (*early, 1), strict=True))
+    while wide_parameters(blocks, {**hidden, widths[-1]: hidden[widths[-1]] + 1}) <= share * he_parameters(blocks):
+        hidden[widths[-1]] += 1
     return hidden
 
 

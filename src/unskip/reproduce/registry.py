@@ -7,6 +7,7 @@ options) to an `Outcome`. It computes and draws; `reproduce` writes the files.
 import dataclasses
 import json
 import platform
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ class Outcome:
     lines: tuple[str, ...]  # what it shows, in sentences with its numbers; printed
     numbers: dict[str, Any]  # everything that a reader may want to recompute; written as JSON
     figure: Figure | None = None  # the picture, where it has one
+    readme: tuple[str, ...] = ()  # lines of the record's README.md, where networks were trained for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,22 +40,25 @@ class Reproduction:
     source: str  # paper and figure
     shows: str  # in one line
     config: type  # a keyword-only frozen dataclass
-    run: Callable[[Any], Outcome]
+    run: Callable[..., Outcome]
+    trains: bool = False  # whether it trains networks, in a folder that a second call goes on with
 
 
 REPRODUCTIONS: dict[str, Reproduction] = {}
-C = TypeVar("C")
+R = TypeVar("R", bound=Callable[..., Outcome])
 
 
-def reproduction(
-    name: str, *, source: str, shows: str, config: type[C]
-) -> Callable[[Callable[[C], Outcome]], Callable[[C], Outcome]]:
-    """Decorator: makes a function from `config` to Outcome known as `unskip reproduce NAME`."""
+def reproduction(name: str, *, source: str, shows: str, config: type, trains: bool = False) -> Callable[[R], R]:
+    """Decorator: makes a function from `config` to Outcome known as `unskip reproduce NAME`.
 
-    def register(run: Callable[[C], Outcome]) -> Callable[[C], Outcome]:
+    With `trains`, the function gets a folder for its runs too, `run(config, folder)`.
+    """
+
+    def register(run: R) -> R:
         if name in REPRODUCTIONS:
             raise ValueError(f"reproduction: the name {name!r} is taken; choose another.")
-        REPRODUCTIONS[name] = Reproduction(name=name, source=source, shows=shows, config=config, run=run)
+        entry = Reproduction(name=name, source=source, shows=shows, config=config, run=run, trains=trains)
+        REPRODUCTIONS[name] = entry
         return run
 
     return register
@@ -70,7 +75,9 @@ class Written:
 def reproduce(name: str, *, out: Path, record: Path | None = None, **fields: Any) -> Written:
     """Runs a reproduction and writes OUT/NAME.png and RECORD/NAME.json (RECORD is OUT unless given).
 
-    The record holds the numbers, the configuration, versions and the time taken.
+    The record holds the numbers, the configuration, versions and the time taken. Where networks are trained, everything
+    lies in OUT/NAME instead: the picture, their runs (a second call goes on with them), and the record as README.md,
+    results.json and logs, unless RECORD is another folder.
     """
     if name not in REPRODUCTIONS:
         raise ValueError(f"reproduce: there is no {name!r}.{nearest(name, list(REPRODUCTIONS))}")
@@ -80,6 +87,7 @@ def reproduce(name: str, *, out: Path, record: Path | None = None, **fields: Any
         if option not in known:
             raise ValueError(f"reproduce: {name} has no option {option!r}.{nearest(option, known)}")
     config = entry.config(**fields)
+    out = out / name if entry.trains else out
     record = record or out
     for folder in (out, record):  # before the work, so that a wrong path costs nothing
         try:
@@ -87,7 +95,7 @@ def reproduce(name: str, *, out: Path, record: Path | None = None, **fields: Any
         except OSError as error:
             raise ValueError(f"reproduce: the folder {folder} can't be made: {error.strerror}.") from error
     start = time.perf_counter()
-    outcome = entry.run(config)
+    outcome = entry.run(config, out) if entry.trains else entry.run(config)
     about = {
         "name": name,
         "source": entry.source,
@@ -100,11 +108,17 @@ def reproduce(name: str, *, out: Path, record: Path | None = None, **fields: Any
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "machine": platform.machine(),
     }
-    numbers = record / f"{name}.json"
+    numbers = record / ("results.json" if entry.trains else f"{name}.json")
     numbers.write_text(
         json.dumps(about | {"findings": outcome.lines, "numbers": outcome.numbers}, indent=1, default=str)
     )
     files = [numbers]
+    if outcome.readme:
+        readme = record / "README.md"
+        readme.write_text("\n".join((f"# {entry.source}: {entry.shows}", "", *outcome.readme)) + "\n")
+        files.insert(0, readme)
+    if entry.trains and record != out and (out / "logs").is_dir():
+        shutil.copytree(out / "logs", record / "logs", dirs_exist_ok=True)
     if outcome.figure is not None:
         files.insert(0, save(outcome.figure, out / f"{name}.png"))
     return Written(outcome=outcome, files=tuple(files))
