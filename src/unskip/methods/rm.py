@@ -133,6 +133,7 @@ class RM:
 
     keeps_weights: ClassVar[bool] = True
     exact: ClassVar[bool] = True
+    cheaper: ClassVar[str] = "; middle='grouped' costs less in blocks of three convolutions"  # what a refusal adds
 
     def __post_init__(self) -> None:
         check_choices("rm", self, {"norm": get_args(KeepNorm), "relu6": get_args(Relu6), "middle": get_args(Middle)})

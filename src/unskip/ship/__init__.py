@@ -4,6 +4,7 @@ from unskip.ship.convert import Conversion, convert
 from unskip.ship.export import Exported, export
 from unskip.ship.fold import Folding, fold
 from unskip.ship.int8 import Accuracy, LayerNoise, Quantized, quantize
+from unskip.ship.prune import Pruning, prune
 from unskip.ship.verify import Check, Error, LayerCheck, verify
 
 __all__ = [
@@ -15,10 +16,12 @@ __all__ = [
     "Folding",
     "LayerCheck",
     "LayerNoise",
+    "Pruning",
     "Quantized",
     "convert",
     "export",
     "fold",
+    "prune",
     "quantize",
     "verify",
 ]

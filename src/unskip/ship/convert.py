@@ -54,7 +54,7 @@ def convert(
     original = in_float64("convert", network)
     x = find_example("convert", original, example)
     price = cost(network, how, example=x)
-    price.check(getattr(how, "limit", math.inf), "convert")
+    price.check(getattr(how, "limit", math.inf), "convert", getattr(how, "cheaper", ""))
     unlimited = dataclasses.replace(how, limit=math.inf) if hasattr(how, "limit") else how  # type: ignore[type-var]
     converted = plainify(original, unlimited)
     _refuse_range(converted, x)

@@ -1,9 +1,9 @@
 """What a network costs, counted on the meta device: parameters, multiply-accumulates, memory of its activations."""
 
 import copy
-import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -41,12 +41,12 @@ class Cost:
         """Parameters afterwards, in multiples of those before."""
         return self.after.parameters / max(1, self.before.parameters)
 
-    def check(self, limit: float, where: str) -> None:
-        """Refuses a growth above the limit, with this table."""
+    def check(self, limit: float, where: str, hint: str = "") -> None:
+        """Refuses a growth above the limit, with this table and a hint at what costs less."""
         if self.growth > limit:
             raise ValueError(
                 f"{where}: the network would have {self.growth:.1f} times its parameters, more than limit={limit:g}. "
-                f"Nothing was done; a higher limit does it, at this cost:\n{self}"
+                f"Nothing was done; a higher limit does it, at the cost below{hint}.\n{self}"
             )
 
     def __str__(self) -> str:
@@ -130,36 +130,41 @@ def _without_norms(network: nn.Module) -> nn.Module:
 
 
 class _Live(TorchDispatchMode):
-    """Follows which storages are alive: their bytes now, and the most there were at once."""
+    """Records who writes and reads which storage, so that each lives from its first to its last use.
+
+    What Python still holds beyond that (the caller of a block holds the block's input) is not counted.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = self.peak = 0
-        self.holders: dict[int, int] = {}  # live tensors by storage
+        self.nbytes: dict[int, int] = {}  # of storages that the network has written
+        self.first: dict[int, int] = {}  # by storage: the number of the operation
+        self.last: dict[int, int] = {}
+        self.count = 0
+        self.kept: list[Tensor] = []  # so that no other storage gets the address of one that is gone
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        inputs = {x.untyped_storage()._cdata for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
-        for tensor in pytree.tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                self._hold(tensor, storage._cdata, storage.nbytes(), new=storage._cdata not in inputs)
-        self.peak = max(self.peak, self.now)
+        read = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        written = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
+        given = {x.untyped_storage()._cdata for x in read}
+        for tensor in written:
+            key = tensor.untyped_storage()._cdata
+            if key not in self.nbytes and key not in given:  # else the input itself, a weight, or a view
+                self.nbytes[key] = tensor.untyped_storage().nbytes()
+                self.first[key] = self.count
+        for tensor in (*read, *written):
+            self.last[tensor.untyped_storage()._cdata] = self.count
+        self.kept += written
+        self.count += 1
         return result
 
-    def _hold(self, tensor: Tensor, key: int, nbytes: int, *, new: bool) -> None:
-        if key not in self.holders:
-            if not new:
-                return  # the input itself, or a weight
-            self.holders[key] = 0
-            self.now += nbytes
-        self.holders[key] += 1
-        weakref.finalize(tensor, self._release, key, nbytes)
-
-    def _release(self, key: int, nbytes: int) -> None:
-        self.holders[key] -= 1
-        if not self.holders[key]:
-            del self.holders[key]
-            self.now -= nbytes
+    @property
+    def peak(self) -> int:
+        changes = [0] * (self.count + 1)
+        for key, nbytes in self.nbytes.items():
+            changes[self.first[key]] += nbytes
+            changes[self.last[key] + 1] -= nbytes
+        return max(accumulate(changes))

@@ -54,7 +54,8 @@ def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = 
     how = _resolve("plainify", model, method, options)
     limit = getattr(how, "limit", math.inf)
     if limit < math.inf:
-        _cost(model, how, None, label=_label(method), strict=strict).check(limit, "plainify")
+        price = _cost(model, how, None, label=_label(method), strict=strict)
+        price.check(limit, "plainify", getattr(how, "cheaper", ""))
     return _plainify(copy.deepcopy(model), how, label=_label(method), strict=strict)
 
 

@@ -91,9 +91,8 @@ def _writes(node: fx.Node, module: nn.Module | None) -> bool:
         name = str(node.target)
         return name.endswith("_") and name not in RELU_METHODS
     if node.op == "call_function":
-        name = getattr(node.target, "__name__", "")
-        into = node.target is operator.setitem or name in {"iadd", "isub", "imul", "itruediv"} or "out" in node.kwargs
-        return (into or (name.endswith("_") and node.target not in RELU)) or bool(
-            node.kwargs.get("inplace") and node.target not in RELU
-        )
+        # `x -= 1` is traced as `x = x - 1`, so arithmetic may be in place.
+        arithmetic = getattr(node.target, "__module__", "") == operator.add.__module__
+        named = getattr(node.target, "__name__", "").endswith("_") or "out" in node.kwargs or node.kwargs.get("inplace")
+        return arithmetic or bool(named and node.target not in RELU)
     return bool(getattr(module, "inplace", False)) and not rectifies(module)

@@ -1,0 +1,86 @@
+"""convert is plainify with its proof: what is not the same function, nobody gets."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import timm
+import torch
+from torchvision.models.mobilenetv2 import MobileNetV2
+
+import unskip
+from tests.ship.test_fold import error, trained
+from unskip.methods import Plain
+from unskip.models.cifar import cifar_resnet
+from unskip.ship import convert
+
+
+def test_a_converted_network_comes_with_cost_and_proof() -> None:
+    network = trained(cifar_resnet(8))
+    converted = convert(network, example=torch.randn(2, 3, 16, 17))
+    assert {p.dtype for p in converted.parameters()} == {torch.float32}
+    assert converted.conversion.exact <= 1e-9
+    assert converted.conversion.check.worst() <= 1e-4
+    assert converted.conversion.cost.shape == (3, 16, 17)
+    assert converted.conversion.cost.after.parameters == sum(p.numel() for p in converted.parameters())
+    assert converted.surgery.replaced == ("layer1.0", "layer2.0", "layer3.0")
+    assert error(network, converted, torch.randn(2, 3, 15, 16)) <= 1e-4
+    assert {p.dtype for p in convert(network.bfloat16()).parameters()} == {torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Liar(Plain):
+    """Says that it keeps the function, and drops the skip."""
+
+    exact: ClassVar[bool] = True
+
+
+def test_a_method_that_only_says_so_is_found_out() -> None:
+    network = trained(cifar_resnet(8))
+    with pytest.raises(
+        ValueError, match=r"(?s)convert: the new network is not the same function.*They part at 'layer1"
+    ):
+        convert(network, Liar())
+    with pytest.raises(ValueError, match="convert: method='pnnh' does not keep the network's function"):
+        convert(network, "pnnh")
+    with pytest.raises(ValueError, match=r"convert: 'CifarResNet' is in training mode"):
+        convert(cifar_resnet(8))
+    with pytest.raises(ValueError, match=r"convert: network=3 is not an nn.Module"):
+        convert(3)
+
+
+def test_an_input_out_of_range_is_refused_with_the_scale_that_does_it() -> None:
+    blocks = [[1, 8, 1, 1], [6, 12, 2, 2], [6, 16, 3, 2]]
+    network = trained(MobileNetV2(10, inverted_residual_setting=blocks, width_mult=0.35))
+    with torch.no_grad():
+        for block in (m for m in network.modules() if getattr(m, "use_res_connect", None) is False):
+            block.conv[-1].weight.mul_(40)
+    x = torch.randn(1, 3, 32, 32)
+    with pytest.raises(
+        ValueError, match=r"convert: block 'features\.\d' would have to carry \S+, and its bound is 6; a scale"
+    ):
+        convert(network, example=x, relu6="scale", scale=0)
+    converted = convert(network, example=x, relu6="scale", scale=12)
+    assert converted.conversion.exact <= 1e-9
+
+
+@pytest.mark.parametrize("call", [unskip.plainify, convert])
+def test_a_large_growth_is_refused_with_its_table(call: object) -> None:
+    network = timm.create_model("resnet50").eval()
+    with pytest.raises(ValueError, match="more than limit=4") as refusal:
+        call(network, "rm")
+    text = str(refusal.value)
+    assert "10.9 times its parameters, more than limit=4" in text
+    assert "middle='grouped' costs less" in text
+    for row in ("parameters", "MACs", "activations at once"):
+        assert row in text
+    assert "25.56 M      277.31 M" in text
+
+
+@pytest.mark.full
+def test_resnet50_is_done_with_the_limit_raised() -> None:
+    network = trained(timm.create_model("resnet50"))
+    converted = convert(network, example=torch.randn(1, 3, 33, 32), limit=12)
+    assert converted.conversion.exact <= 1e-9
+    assert converted.conversion.check.worst() <= 1e-4
+    assert sum(p.numel() for p in converted.parameters()) == converted.conversion.cost.after.parameters == 277_308_968
