@@ -2,16 +2,18 @@
 
 from unskip.coders.bank import PRETEXTS, CoderBank, act_name, make_coder
 from unskip.coders.cache import cache_dir
-from unskip.coders.cheap import CheapCoder, cheap_form
+from unskip.coders.cheap import CheapCoder, Closed, closed_of
 from unskip.coders.closed import FORMS, averaging, odd_part_is_identity
-from unskip.coders.coder import Coder, CoderRef, CoderSpec, TransitionCoder
+from unskip.coders.coder import Coder, CoderRef, TransitionCoder
 from unskip.coders.fit import PRETEXT_TASKS, Fit, fit, floor
+from unskip.coders.spec import CoderSpec
 
 __all__ = [
     "FORMS",
     "PRETEXTS",
     "PRETEXT_TASKS",
     "CheapCoder",
+    "Closed",
     "Coder",
     "CoderBank",
     "CoderRef",
@@ -21,7 +23,7 @@ __all__ = [
     "act_name",
     "averaging",
     "cache_dir",
-    "cheap_form",
+    "closed_of",
     "fit",
     "floor",
     "make_coder",

@@ -9,9 +9,11 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from torch import Tensor, nn
 
 from unskip.coders import cache
+from unskip.coders.cheap import closed_of
 from unskip.coders.closed import FORMS, averaging, closed_form, he_normal
-from unskip.coders.coder import Coder, CoderRef, CoderSpec, TransitionCoder
+from unskip.coders.coder import Coder, CoderRef, TransitionCoder
 from unskip.coders.fit import PRETEXT_TASKS, ROUNDS, Fit, fit, floor
+from unskip.coders.spec import CoderSpec
 
 PRETEXTS = (*PRETEXT_TASKS, *FORMS, "random")
 
@@ -20,17 +22,25 @@ class CoderBank:
     """Hands out each coder once as itself, for the block that registers it, and from then on as a CoderRef."""
 
     def __init__(self) -> None:
-        self._coders: dict[CoderSpec, Coder] = {}
+        self._coders: dict[tuple[CoderSpec, bool], Coder] = {}
 
-    def take(self, spec: CoderSpec, act: nn.Module, **factory: Any) -> Coder | CoderRef:
-        """The coder of this spec; `factory` gives the device and dtype to make it in."""
-        if spec in self._coders:
-            return CoderRef(self._coders[spec])
-        coder = self._coders[spec] = make_coder(spec, act, **factory)
+    def take(self, spec: CoderSpec, act: nn.Module, *, fast: bool = False, **factory: Any) -> Coder | CoderRef:
+        """The coder of this spec, a closed form computed as one if `fast`; `factory` has the device and dtype."""
+        if (spec, fast) in self._coders:
+            return CoderRef(self._coders[spec, fast])
+        coder = self._coders[spec, fast] = make_coder(spec, act, fast=fast, **factory)
         return coder
 
     def take_transition(
-        self, target: CoderSpec, act: nn.Module, *, in_channels: int, limit: int, stride: int, **factory: Any
+        self,
+        target: CoderSpec,
+        act: nn.Module,
+        *,
+        in_channels: int,
+        limit: int,
+        stride: int,
+        fast: bool = False,
+        **factory: Any,
     ) -> tuple[TransitionCoder, int]:
         """The internal path of a transition into the width of `target`, and its C_B.
 
@@ -38,7 +48,7 @@ class CoderBank:
         at most `limit` channels. Other coders read what they are made for: the pooled input, each channel spread over
         the new ones that take its place.
         """
-        coder = self.take(target, act, **factory)
+        coder = self.take(target, act, fast=fast, **factory)
         mix = spread = None
         if target.pretext in FORMS:
             signs = 2 if target.paired else 1
@@ -66,6 +76,7 @@ class CoderBank:
             depth=target.depth,
             mix=None if mix is None else mix.to(**factory),
             spread=None if spread is None else spread.to(**factory),
+            fast=fast,
         )
         return transition, code
 
@@ -74,6 +85,7 @@ def make_coder(
     spec: CoderSpec,
     act: nn.Module,
     *,
+    fast: bool = False,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Coder:
@@ -84,7 +96,12 @@ def make_coder(
     if not enc.is_meta:
         for empty, weight in zip((enc, dec), coder_weights(spec, act), strict=True):
             empty.copy_(weight)
-    return Coder(enc, dec, act, spec.depth)
+    coder = Coder(enc, dec, act, spec.depth, fast=fast)
+    if enc.is_meta and fast and spec.pretext in FORMS:
+        # What they will be once they are loaded; without this a network on the meta device would be another one.
+        real_enc, real_dec = (weight.to(enc.dtype) for weight in closed_form(spec))
+        coder.closed = closed_of(real_enc, real_dec, coder.act, coder.depth)
+    return coder
 
 
 def coder_weights(spec: CoderSpec, act: nn.Module) -> tuple[Tensor, Tensor]:

@@ -13,8 +13,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from unskip.coders import fit as fitting
-from unskip.coders.coder import CoderSpec
 from unskip.coders.fit import Fit
+from unskip.coders.spec import CoderSpec
 
 
 def cache_dir() -> Path:

@@ -1,83 +1,139 @@
 """Closed-form coders as the cheap operations that they are: sums of neighbouring channels, without a matrix.
 
     group average   z_g = e Σ_{c in g} x_c,       y_c = d σ(z_g) for every channel c of group g; e = d = 1/√n
-    identity        z = the first C_B channels,   y = σ(z) and zeros for the others
+    identity        z = the first C_B channels,   y = d σ(z) and zeros for the others
 
-A paired coder carries x+ and x-, and σ(z) - σ(-z) = z where it is used: it has no activation left. e and d are taken
-from the coder's weights, as these were rounded when they were stored.
+A paired coder carries x+ and x-: y_c = d (σ(z_g) - σ(-z_g)). e and d are taken from the coder's weights, as these were
+rounded when they were stored.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip.coders.closed import FORMS, odd_part_is_identity, paired
-from unskip.coders.coder import Coder, CoderSpec
+from unskip.coders.closed import FORMS, averaging, paired
+from unskip.coders.spec import CoderSpec
+
+FEW = 4  # members of a group that are summed slice by slice, which a compiler fuses with whatever reads the sum
 
 
-class CheapCoder(nn.Module):
-    """A closed-form coder without matrices."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Closed:
+    """A closed form: its numbers, and the coder that they make."""
 
-    def __init__(
-        self,
-        form: str,
-        *,
-        channels: int,  # C
-        groups: int,  # directions that it carries: C_B, or C_B / 2 of a paired coder
-        scales: tuple[float, float],  # e and d
-        dim: int,  # of the channels: 1 of images, -1 of an MLP
-        act: nn.Module | None,  # None for a paired coder
-        depth: int = 1,  # activations in a row
-    ) -> None:
-        super().__init__()
-        self.form, self.channels, self.groups = form, channels, groups
-        self.scales, self.dim, self.act, self.depth = scales, dim, act, depth
+    form: str  # of FORMS
+    channels: int  # C
+    groups: int  # directions that it carries: C_B, or C_B / 2 of a paired coder
+    scales: tuple[float, float]  # e and d
+    dim: int  # of the channels: 1 of images, -1 of an MLP
+    act: nn.Module
+    depth: int  # activations in a row
+    paired: bool
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         e, d = self.scales
-        each = self.channels // self.groups
-        if self.form == "identity":
-            code = e * x.narrow(self.dim, 0, self.groups)
-        else:
-            code = e * x.unflatten(self.dim, (self.groups, each)).sum(2 if self.dim == 1 else -1)
-        if self.act is not None:
-            for _ in range(self.depth):
-                code = self.act(code)
-        code = d * code
+        whole = self.form != "identity"
+        code = group_sum(x, self.groups, self.dim) if whole else x.narrow(self.dim, 0, self.groups)
+        if isinstance(self.act, nn.ReLU) and not self.paired:
+            return self.spread((e * d) * self.act(code))  # d σ(e z) = e d σ(z)
+        code = e * code
+        return self.spread(d * (self.act_on(code) - self.act_on(-code) if self.paired else self.act_on(code)))
+
+    def decode(self, code: Tensor) -> Tensor:
+        """W_dec times a code of C_B channels."""
+        if self.paired:
+            plus, minus = code.split(self.groups, self.dim)
+            code = plus - minus
+        return self.spread(self.scales[1] * code)
+
+    def act_on(self, code: Tensor) -> Tensor:
+        for _ in range(self.depth):
+            code = self.act(code)
+        return code
+
+    def spread(self, code: Tensor) -> Tensor:
+        """A code to all channels of its group; for the identity zeros to the channels that are not carried."""
         if self.form == "identity":
             behind = (0, 0, 0, 0) if self.dim == 1 else ()
             return F.pad(code, (*behind, 0, self.channels - self.groups))
+        each = self.channels // self.groups
+        if self.dim == 1 and channels_last(code):
+            return code.permute(0, 2, 3, 1).repeat_interleave(each, -1).permute(0, 3, 1, 2)
         return code.repeat_interleave(each, self.dim)
 
-    def extra_repr(self) -> str:
+    def __str__(self) -> str:
         return f"{self.form}, {self.channels} -> {self.groups} -> {self.channels}"
 
 
+class CheapCoder(nn.Module):
+    """A closed-form coder without matrices, for a folded network."""
+
+    def __init__(self, closed: Closed) -> None:
+        super().__init__()
+        self.closed = closed
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.closed(x)
+
+    def extra_repr(self) -> str:
+        return str(self.closed)
+
+
+def group_sum(x: Tensor, groups: int, dim: int) -> Tensor:
+    """Sums of neighbouring channels, in the memory layout of x."""
+    each = x.shape[dim] // groups
+    if dim == 1 and each <= FEW:
+        total = x[:, 0::each]
+        for member in range(1, each):
+            total = total + x[:, member::each]
+        return total
+    if dim == 1 and channels_last(x):
+        return x.permute(0, 2, 3, 1).unflatten(-1, (groups, each)).sum(-1).permute(0, 3, 1, 2)
+    return x.unflatten(dim, (groups, each)).sum(2 if dim == 1 else -1)
+
+
+def channels_last(x: Tensor) -> bool:
+    return x.ndim == 4 and x.stride(1) == 1 and x.stride(3) != 1
+
+
 @torch.no_grad()
-def cheap_form(coder: Coder) -> CheapCoder | None:
-    """The coder without its matrices; None where it is no closed form, or one of groups of different sizes."""
-    code, channels = coder.enc.shape[:2]
-    linear = coder.enc.ndim == 2
-    if not linear and (coder.enc.shape[2:] != (1, 1) or coder.dec.shape[2:] != (1, 1)):
+def closed_of(enc: Tensor, dec: Tensor, act: nn.Module, depth: int) -> Closed | None:
+    """The closed form that these weights are; None where they are none, or one of groups of different sizes."""
+    code, channels = enc.shape[:2]
+    linear = enc.ndim == 2
+    if not linear and (enc.shape[2:] != (1, 1) or dec.shape[2:] != (1, 1)):
         return None
-    enc, dec = coder.enc.flatten(1).double().cpu(), coder.dec.flatten(1).double().cpu()
+    enc, dec = enc.flatten(1).double().cpu(), dec.flatten(1).double().cpu()
     e, d = enc.max(), dec.max()
     for form, make in FORMS.items():
         for signs in (1, 2):
-            if code % signs or (signs == 2 and not odd_part_is_identity(coder.act, coder.depth)):
+            if code % signs:
                 continue
             spec = CoderSpec(channels=channels, code=code, pretext=form, act="", paired=signs == 2)
             pattern = [weight.sign() for weight in (paired(make, spec) if signs == 2 else make(spec))]
             groups = code // signs
             same = torch.equal(enc, e * pattern[0]) and torch.equal(dec, d * pattern[1])
             if same and (form == "identity" or channels % groups == 0):
-                return CheapCoder(
-                    form,
+                return Closed(
+                    form=form,
                     channels=channels,
                     groups=groups,
                     scales=(e.item(), d.item()),
                     dim=-1 if linear else 1,
-                    act=coder.act if signs == 1 else None,
-                    depth=coder.depth,
+                    act=act,
+                    depth=depth,
+                    paired=signs == 2,
                 )
     return None
+
+
+@torch.no_grad()
+def group_scale(matrix: Tensor) -> float | None:
+    """e if the matrix sums neighbouring channels in groups of one size, times e; else None."""
+    groups, channels = matrix.shape
+    matrix = matrix.double().cpu()
+    e = matrix.max()
+    same = channels % groups == 0 and torch.equal(matrix, e * averaging(groups, channels).sign())
+    return e.item() if same else None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from unskip.coders.coder import CoderSpec, embed_kernel
+from unskip.coders.spec import CoderSpec, embed_kernel
 
 Matrices = tuple[Tensor, Tensor]
 

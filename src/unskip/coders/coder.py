@@ -5,62 +5,50 @@
 
 The weights are buffers: no gradient, no weight decay. One coder serves all blocks of its width. The first of them
 registers it; the others hold a `CoderRef`, so that it stands once in `state_dict` and goes wherever they go.
+
+A coder in closed form computes sums of neighbouring channels instead of two convolutions (`unskip.coders.cheap`). Its
+weights stay, for `state_dict` and for folding; whatever loads others makes it look again what it is.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from unskip.coders.cheap import Closed, closed_of, group_scale, group_sum
 
 # σ(σ(x)) = σ(x): a second activation in a row changes nothing and need not be computed.
 IDEMPOTENT = (nn.ReLU, nn.ReLU6, nn.Identity)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CoderSpec:
-    """Everything that a coder's weights depend on, but the activation itself, which `act` only names."""
-
-    channels: int  # C, what it reads and writes
-    code: int  # C_B, what it carries
-    pretext: str  # the task it is fitted on, or its closed form
-    act: str  # the block's own activation, as PyTorch prints it
-    kernel: int = 1  # side of both kernels
-    depth: int = 1  # activations in a row: 1 in vanilla blocks and MLPs, 2 in the two bottlenecks
-    paired: bool = False  # carries x+ and x- side by side: [E; -E] and [D, -D]
-    linear: bool = False  # weights of two axes for nn.Linear rather than four for nn.Conv2d
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.code < self.channels:
-            raise ValueError(
-                f"CoderSpec: code={self.code} must be at least 1 and less than channels={self.channels}; "
-                "a coder carries fewer channels than it reads."
-            )
-        if self.paired and self.code % 2:
-            raise ValueError(f"CoderSpec: a paired coder carries x+ and x-, so code={self.code} must be even.")
-
-    @property
-    def enc_shape(self) -> tuple[int, ...]:
-        return (self.code, self.channels) + (() if self.linear else (self.kernel, self.kernel))
-
-    @property
-    def dec_shape(self) -> tuple[int, ...]:
-        return (self.channels, self.code) + (() if self.linear else (self.kernel, self.kernel))
-
-
 class Coder(nn.Module):
-    """A frozen map C -> C_B -> C."""
+    """A frozen map C -> C_B -> C.
+
+    Weights other than those it was built with come through `load_state_dict`; after any other change call `refresh`.
+    """
 
     enc: Tensor
     dec: Tensor
 
-    def __init__(self, enc: Tensor, dec: Tensor, act: nn.Module, depth: int = 1) -> None:
+    def __init__(self, enc: Tensor, dec: Tensor, act: nn.Module, depth: int = 1, *, fast: bool = False) -> None:
         super().__init__()
         self.register_buffer("enc", enc)  # (C_B, C, k, k), or (C_B, C) for a linear one
         self.register_buffer("dec", dec)  # (C, C_B, k, k)
         self.act = act
         self.depth = 1 if isinstance(act, IDEMPOTENT) else depth
+        self.fast = fast  # whether a closed form is computed as one
+        self.closed: Closed | None = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Looks whether the weights are a closed form. On the meta device there are none to look at."""
+        if not self.enc.is_meta:
+            self.closed = closed_of(self.enc, self.dec, self.act, self.depth) if self.fast else None
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self.refresh()
 
     def encode(self, x: Tensor) -> Tensor:
         code = project(x, self.enc)
@@ -69,10 +57,10 @@ class Coder(nn.Module):
         return code
 
     def decode(self, code: Tensor) -> Tensor:
-        return project(code, self.dec)
+        return project(code, self.dec) if self.closed is None else self.closed.decode(code)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.decode(self.encode(x))
+        return self.decode(self.encode(x)) if self.closed is None else self.closed(x)
 
     def extra_repr(self) -> str:
         return f"{self.dec.shape[0]} -> {self.dec.shape[1]} -> {self.dec.shape[0]}, kernel={kernel_of(self.enc)}"
@@ -125,6 +113,7 @@ class TransitionCoder(nn.Module):
         depth: int,
         mix: Tensor | None,
         spread: Tensor | None,
+        fast: bool = False,
     ) -> None:
         super().__init__()
         self.target = target
@@ -133,11 +122,23 @@ class TransitionCoder(nn.Module):
         self.depth = depth
         self.register_buffer("mix", mix)  # (C_B, C_in), None where every channel is carried as it is
         self.register_buffer("spread", spread)  # (C_B of the target, C_B), None where they are equal
+        self.fast = fast  # whether a mix that sums neighbouring channels is computed as one
+        self.mix_scale: float | None = None  # of such a mix
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Looks whether the mix sums neighbouring channels."""
+        if self.mix is not None and not self.mix.is_meta:
+            self.mix_scale = group_scale(self.mix) if self.fast else None
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self.refresh()
 
     def forward(self, x: Tensor) -> Tensor:
         # As in the block itself, space is pooled by the first convolution of a vanilla block, by the second of a
         # bottleneck: before the only activation, or between the two.
-        code = x if self.mix is None else self.project(x, self.mix)
+        code = x if self.mix is None else self.mixed(x, self.mix)
         if self.depth == 2:
             code = self.act(code)
         code = self.act(self.pool(code))
@@ -145,9 +146,17 @@ class TransitionCoder(nn.Module):
             code = self.project(code, self.spread)
         return self.target.decode(code)
 
+    def mixed(self, x: Tensor, mix: Tensor) -> Tensor:
+        if self.mix_scale is None:
+            return self.project(x, mix)
+        return self.mix_scale * group_sum(x, mix.shape[0], -1 if self.linear else 1)
+
+    @property
+    def linear(self) -> bool:
+        return (self.target.coder if isinstance(self.target, CoderRef) else self.target).dec.ndim == 2
+
     def project(self, x: Tensor, matrix: Tensor) -> Tensor:
-        linear = (self.target.coder if isinstance(self.target, CoderRef) else self.target).dec.ndim == 2
-        return project(x, matrix if linear else matrix[..., None, None])
+        return project(x, matrix if self.linear else matrix[..., None, None])
 
     def pool(self, x: Tensor) -> Tensor:
         s = self.stride
@@ -164,12 +173,3 @@ def project(x: Tensor, weight: Tensor) -> Tensor:
 
 def kernel_of(weight: Tensor) -> int:
     return 1 if weight.ndim == 2 else weight.shape[-1]
-
-
-def embed_kernel(matrix: Tensor, like: CoderSpec) -> Tensor:
-    """(O, I) as the weight of a coder: itself for a linear one, else the centre of a k x k kernel."""
-    if like.linear:
-        return matrix
-    weight = matrix.new_zeros(*matrix.shape, like.kernel, like.kernel)
-    weight[:, :, like.kernel // 2, like.kernel // 2] = matrix
-    return weight

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip.coders.coder import CoderSpec, embed_kernel, project
+from unskip.coders.coder import project
+from unskip.coders.spec import CoderSpec, embed_kernel
 
 Sampler = Callable[[tuple[int, ...], torch.Generator], Tensor]
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from unskip.coders import FORMS, PRETEXTS, CoderBank, CoderSpec, act_name, odd_part_is_identity
 from unskip.methods.centred import CentredConv2d
+from unskip.methods.lean import run_lean
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.registry import check_choices, register_method
 from unskip.methods.spec import RECTIFIERS, BlockSpec, Conv, Layer, Unsupported, factory
@@ -27,10 +28,15 @@ Norm = Literal["first", "both"]
 Transition = Literal["coded", "whole"]
 Signed = Literal["rectify", "paired"]
 Transient = Literal["full", "centre"]
+Block = Literal["plain", "fast", "lean"]
 
 
 class PNNHBlock(nn.Module):
-    """y = σ(learner(x) + coder(x)), of x through `pre` where the block has one."""
+    """y = σ(learner(x) + coder(x)), of x through `pre` where the block has one.
+
+    A lean block does not keep what its norms and activations give for the backward pass, but computes it again from the
+    convolutions' outputs, which are kept anyway.
+    """
 
     skip_free = True
 
@@ -42,17 +48,20 @@ class PNNHBlock(nn.Module):
         coder: nn.Module | None,
         drop_path: float = 0.0,
         act: nn.Module | None = None,
+        lean: bool = False,
     ) -> None:
         super().__init__()
         self.pre = pre
         self.learner = learner
         self.coder = coder
+        self.lean = lean
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         self.act = nn.Identity() if act is None else act
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.pre(x)
-        response = self.drop_path(self.learner(x))
+        lean = self.lean and self.training and torch.is_grad_enabled()
+        response = self.drop_path(run_lean(self.learner, x) if lean else self.learner(x))
         if self.coder is not None:
             response = response + self.coder(x)
         return self.act(response)
@@ -73,6 +82,7 @@ class PNNH:
     transient: Transient = "full"  # channels that pretext="identity" does not carry: all taps, or the centre tap alone
     hidden: Mapping[int, int] | None = None  # width of the learner by that of the block, {48: 8}; None: H - C_B
     head_norm: bool | None = None  # a norm before pooling; None: where the network has a place for one (CIFAR ResNets)
+    block: Block = "fast"  # how it is computed: by the definition; without matrices; and with less kept for backward
     seed: int = 0  # of fitted and random coders
 
     keeps_weights: ClassVar[bool] = False
@@ -93,6 +103,7 @@ class PNNH:
             "transition": get_args(Transition),
             "signed": get_args(Signed),
             "transient": get_args(Transient),
+            "block": get_args(Block),
         }
         check_choices("pnnh", self, choices)
         if self.transient == "centre" and self.pretext != "identity":
@@ -114,7 +125,7 @@ class PNNH:
         act = self._activation(spec)
         target = self._coder_spec(spec, act)
         hidden = spec.layers[0].out_features
-        make = factory(spec.layers[0].conv)
+        make = {**factory(spec.layers[0].conv), "fast": self.block != "plain"}
         coder: nn.Module | None = None
         code = target.code
         if self.pretext != "none":
@@ -131,6 +142,7 @@ class PNNH:
             coder=coder,
             drop_path=spec.drop_path,
             act=self._out_act(spec),
+            lean=self.block == "lean",
         )
 
     def finish(self, network: nn.Module) -> None:

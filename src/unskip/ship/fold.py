@@ -18,7 +18,7 @@ from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-from unskip.coders import CheapCoder, Coder, CoderRef, cheap_form
+from unskip.coders import CheapCoder, Coder, CoderRef, closed_of
 from unskip.measures.state import unwrap
 from unskip.methods import CappedReLU, CReLU, PNNHBlock, SReLU, Unsupported, replaced, stacked
 from unskip.methods.spec import NORMS, Conv, is_activation, replace_weight
@@ -152,7 +152,8 @@ def _kept(network: nn.Module, x: Tensor) -> set[str]:
 
 def _cheap(block: PNNHBlock) -> CheapCoder | None:
     coder = block.coder.coder if isinstance(block.coder, CoderRef) else block.coder
-    return cheap_form(coder) if isinstance(coder, Coder) else None
+    closed = closed_of(coder.enc, coder.dec, coder.act, coder.depth) if isinstance(coder, Coder) else None
+    return None if closed is None else CheapCoder(closed).eval()
 
 
 @torch.no_grad()

@@ -1,0 +1,108 @@
+"""Speed and memory of PNNH beside timm's residual networks, all in one call; on an H200 about 8 minutes.
+
+    python benchmarks/speed.py OUT                                   # the table of docs/bench.md, most important first
+    python benchmarks/speed.py OUT --family resnet34 --blocks fast lean     # one family, ways to compute the block
+    python benchmarks/speed.py OUT --device cpu --batch 2 --size 32 --rounds 1 --eager --workers 0    # to try it out
+
+For each family: timm's residual network, PNNH with its default coder (in closed form), and PNNH with a dense coder of
+the kernel that a fitted one has (3x3 in vanilla blocks). Its weights are random: a fitted one computes the same, and
+fitting takes minutes that tell nothing about speed. bf16, channels last, batch 256 at 224 px, compiled on all sides,
+each step one CUDA graph. All networks are compiled first, several at once; OUT/FAMILY/bench.json is written as it goes.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from unskip.bench import Comparison, Setting, prepare, write
+
+FAMILIES = {
+    "resnet34": "resnet34",
+    "resnet50": "resnet50",
+    "resnet18": "resnet18",
+    "mobilenetv2": "mobilenetv2_100",
+    "resnet101": "resnet101",
+}  # ours: timm's
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--family", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
+    parser.add_argument("--blocks", nargs="+", choices=("plain", "fast", "lean"), default=[], help="ways to compute it")
+    parser.add_argument("--no-dense", action="store_true", help="leave the dense coder out")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.4)
+    parser.add_argument("--eager", action="store_true", help="eager instead of compiled")
+    parser.add_argument("--no-infer", action="store_true", help="training only")
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 4), help="processes that compile")
+    parser.add_argument("--stop-after", type=float, default=480, help="seconds; families that would begin later wait")
+    args = parser.parse_args()
+    began = time.perf_counter()
+
+    def say(words: str) -> None:
+        print(f"{time.perf_counter() - began:6.0f} s  {words}", flush=True)
+
+    setting = Setting(
+        device=args.device,
+        batch=args.batch,
+        size=args.size,
+        precision="bf16" if args.device.startswith("cuda") else "fp32",
+        eager=args.eager,
+        compiled=not args.eager,
+        infer=not args.no_infer,
+        rounds=args.rounds,
+        seconds=args.seconds,
+        compile_workers=0 if args.eager else args.workers,
+    )
+    args.out.mkdir(parents=True, exist_ok=True)
+    comparisons = {}
+    for family in args.family:
+        ours = [f"pnnh_{family}", *(f"pnnh_{family}:block={block}" for block in args.blocks if block != "fast")]
+        if not args.no_dense:
+            ours.append(f"pnnh_{family}:pretext=random")
+        # Dense and closed-form coders fold into the same dense network, so that one of them is enough.
+        comparisons[family] = Comparison([FAMILIES[family], *ours], setting, say)
+        say(f"built {family}")
+    (args.out / "setting.json").write_text(json.dumps(dataclasses.asdict(setting), indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(list(comparisons.values()), Path(folder))
+        for family, comparison in comparisons.items():
+            if time.perf_counter() - began > args.stop_after:
+                say(f"no time is left for {family}")
+                continue
+            try:
+                comparison.run(lambda c=comparison, f=family: write(c, args.out / f))
+            except Exception:  # one family that fails must not take the others with it
+                traceback.print_exc()
+            write(comparison, args.out / family)
+            show(comparison)
+
+
+def show(comparison: Comparison) -> None:
+    """Short lines, since only the end of a long output may be kept."""
+    for line in comparison.to_dict()["rows"]:
+        found, ratio = line["images_per_s"], line["ratio"]
+        if found is None:
+            print(f"  {line['network']:32} {line['mode']:6} {line['form']:12} {line['error'][:120]}", flush=True)
+            continue
+        memory = f"{line['memory_bytes'] / 2**30:6.2f} GiB {ratio['memory'] or 0:.3f}"
+        floor = line.get("floor_milliseconds", {})
+        floors = f"{floor.get('arithmetic', 0):.2f} | {floor.get('traffic', 0):.2f}"
+        print(
+            f"  {line['network']:32} {line['mode']:6} {line['form']:12} {found:9,.0f}/s {ratio['speed'] or 0:.3f}  "
+            f"{memory}  {line['milliseconds']:.2f} ms, floor {floors}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""The fast and the lean block are the plain definition: outputs, gradients and statistics, in float64."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+import unskip
+from unskip.models.cifar import cifar_resnet
+
+FAMILIES = {
+    "vanilla": (lambda: cifar_resnet(14), 8, {}),
+    "vanilla, identity": (lambda: cifar_resnet(14), 8, {"pretext": "identity"}),
+    "vanilla, fitted's shape": (lambda: cifar_resnet(14), 8, {"pretext": "random"}),
+    "vanilla, quarter": (lambda: cifar_resnet(14), 8, {"ratio": 0.25}),
+    "vanilla, odd sizes": (lambda: cifar_resnet(14), 9, {}),
+    "bottleneck": (lambda: timm.models.ResNet(timm.models.resnet.Bottleneck, (2, 2, 1, 1)), 32, {}),
+    "inverted": (lambda: timm.create_model("mobilenetv2_050", num_classes=5), 32, {}),
+    "inverted, rectified": (lambda: timm.create_model("mobilenetv2_050", num_classes=5), 32, {"signed": "rectify"}),
+    "mlp": (lambda: timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2), 32, {"pretext": "group_average"}),
+}
+
+
+def pair(family: str, block: str, *, train: bool) -> tuple[nn.Module, nn.Module, Tensor]:
+    """The plain definition, the other one with the same weights, and images."""
+    build, side, options = FAMILIES[family]
+    residual = build()
+    plain, other = (unskip.plainify(residual, "pnnh", block=b, **options) for b in ("plain", block))
+    for module in plain.modules():  # so that no gain is 1, no bias 0 and nobody's linear outputs are small
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, 0, 0.3)
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 2)
+    other.load_state_dict(plain.state_dict())
+    images = torch.randn(4, 3, side, side, dtype=torch.float64)
+    return plain.double().train(train), other.double().train(train), images
+
+
+def results(call: nn.Module, network: nn.Module, images: Tensor) -> list[tuple[str, Tensor]]:
+    """Output, gradients of the weights and of the images, and what the norms have noted."""
+    x = images.clone().requires_grad_()
+    y = call(x)
+    generator = torch.Generator().manual_seed(1)
+    y.backward(torch.randn(y.shape, generator=generator, dtype=y.dtype))
+    found = [("output", y.detach()), ("images", x.grad)]
+    found += [(name, p.grad) for name, p in network.named_parameters()]
+    return found + list(network.named_buffers())
+
+
+def assert_equal(plain: nn.Module, other: nn.Module, call: nn.Module, images: Tensor) -> None:
+    pairs = list(zip(results(plain, plain, images), results(call, other, images), strict=True))
+    largest = max(p.grad.abs().max() for p in plain.parameters())
+    for (name, expected), (_, actual) in pairs:
+        assert expected is not None, name
+        # A bias in front of a norm has no gradient but rounding, so it is measured by those of others.
+        scale = max(expected.abs().max(), 1e-5 * largest)
+        error = (actual - expected).abs().max() / scale
+        assert error < 1e-10, f"{name}: {error}"
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("block", ["fast", "lean"])
+def test_equal_in_eager(family: str, block: str, train: bool) -> None:
+    plain, other, images = pair(family, block, train=train)
+    assert_equal(plain, other, other, images)
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("block", ["fast", "lean"])
+@pytest.mark.parametrize(
+    "family",
+    ["vanilla", *(pytest.param(name, marks=pytest.mark.full) for name in ("bottleneck", "inverted", "mlp"))],
+)
+def test_equal_under_the_compiler(family: str, block: str, train: bool) -> None:
+    """Traced, decomposed, and cut into forward and backward; the code that Inductor writes is the next test's."""
+    torch._dynamo.reset()
+    plain, other, images = pair(family, block, train=train)
+    call = torch.compile(other, backend="aot_eager_decomp_partition", fullgraph=True, dynamic=False)
+    assert_equal(plain, other, call, images)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("block", ["fast", "lean"])
+def test_equal_in_generated_code(block: str) -> None:
+    torch._dynamo.reset()
+    plain, other, images = pair("vanilla", block, train=True)
+    assert_equal(plain, other, torch.compile(other, fullgraph=True, dynamic=False), images)
+
+
+def test_channels_last_stays_channels_last() -> None:
+    _, other, _ = pair("vanilla", "fast", train=True)
+    block = other.layer1[1].to(memory_format=torch.channels_last)
+    x = torch.randn(2, 16, 6, 5, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    assert block.coder(x).is_contiguous(memory_format=torch.channels_last)
+    assert block(x).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_other_weights_are_seen() -> None:
+    """A closed form that other weights are loaded into is none any more, and the other way round."""
+    closed = unskip.plainify(cifar_resnet(8), "pnnh")
+    coder = closed.layer1[0].coder
+    x = torch.rand(2, 16, 4, 4)
+    assert coder.closed is not None
+    before = coder(x)
+    state = copy.deepcopy(closed.state_dict())
+    state["layer1.0.coder.dec"] = torch.randn_like(state["layer1.0.coder.dec"])
+    closed.load_state_dict(state)
+    assert coder.closed is None
+    torch.testing.assert_close(coder(x), torch.nn.functional.conv2d(coder.encode(x), coder.dec))
+    state["layer1.0.coder.dec"] = state["layer1.0.coder.enc"].transpose(0, 1).contiguous()
+    closed.load_state_dict(state)
+    torch.testing.assert_close(coder(x), before)
+
+
+def test_a_closed_form_needs_no_convolution() -> None:
+    """Three convolutions a block of a bottleneck, and none beside them."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    network = unskip.plainify(timm.create_model("resnet50"), "pnnh").eval()
+    block = network.layer2[1]
+    x = torch.randn(1, 512, 4, 4)
+    with FlopCounterMode(display=False) as flops, torch.no_grad():
+        block(x)
+    assert flops.get_total_flops() == 2 * 16 * (512 * 64 + 64 * 64 * 9 + 64 * 512)
+
+
+def test_a_block_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"block='quick' is not known\. Known: plain, fast, lean"):
+        unskip.create_model("pnnh_resnet20", block="quick")
