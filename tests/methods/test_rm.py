@@ -328,6 +328,9 @@ def test_a_scale_has_a_range_that_is_stored_and_told() -> None:
         assert bound == 24
         assert largest == pytest.approx(network[0](far).abs().max().item())
         assert not any(m._forward_pre_hooks for m in converted.modules())
+        found = unskip.verify(network, converted, far)
+        assert not found.ok()
+        assert any("block '1' of b carries numbers up to 24 and no larger ones" in reason for reason in found.reasons())
 
 
 def test_it_is_an_ordinary_network_that_trains_on() -> None:
@@ -343,6 +346,8 @@ def test_it_is_an_ordinary_network_that_trains_on() -> None:
         assert torch.equal(fresh(x), before)
         exported = torch.export.export(plain, (x,)).module()
         torch.testing.assert_close(exported(x), before)
+        compiled = torch.compile(copy.deepcopy(plain), backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), before)
         plain.train()
         optimizer = torch.optim.SGD(plain.parameters(), lr=1e-3)
         losses = []

@@ -28,6 +28,13 @@ def test_a_converted_network_comes_with_cost_and_proof() -> None:
     assert {p.dtype for p in convert(network.bfloat16()).parameters()} == {torch.bfloat16}
 
 
+def test_an_example_is_found_that_an_average_pooling_takes() -> None:
+    network = trained(timm.create_model("resnet26d", layers=(1, 1, 1, 1), channels=(8, 8, 8, 8), num_classes=10))
+    assert convert(network, limit=100).conversion.exact <= 1e-9
+    with pytest.raises(ValueError, match=r"not run on an input of shape \(3, 33, 32\): rm: a feature map of 9 x 8"):
+        convert(network, limit=100, example=torch.randn(1, 3, 33, 32))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Liar(Plain):
     """Says that it keeps the function, and drops the skip."""

@@ -551,6 +551,8 @@ def out_of_range(network: nn.Module, x: Tensor) -> dict[str, tuple[float, float]
         return block.conv1.register_forward_pre_hook(hook)
 
     blocks = {path: m for path, m in network.named_modules() if isinstance(m, RMBlock) and m.bound is not None}
+    if not blocks:
+        return seen
     handles = [look(path, block) for path, block in blocks.items()]
     try:
         network(x)

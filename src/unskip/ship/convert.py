@@ -52,11 +52,11 @@ def convert(
             "unskip.plainify applies it, for training from scratch."
         )
     original = in_float64("convert", network)
-    x = find_example("convert", original, example)
-    price = cost(network, how, example=x)
+    price = cost(network, how, example=example)
     price.check(getattr(how, "limit", math.inf), "convert", getattr(how, "cheaper", ""))
     unlimited = dataclasses.replace(how, limit=math.inf) if hasattr(how, "limit") else how  # type: ignore[type-var]
     converted = plainify(original, unlimited)
+    x = find_example("convert", converted, example)  # which may ask for more than the original: even sides
     _refuse_range(converted, x)
     converted, exact, check = proven("convert", network, original, converted, x)
     converted.conversion = Conversion(cost=price, exact=exact, check=check)  # type: ignore[assignment]

@@ -101,4 +101,4 @@ def _shapes(network: nn.Module) -> Sequence[tuple[int, ...]]:
     config = getattr(network, "pretrained_cfg", None) or {}
     input_size = tuple(config.get("input_size", (channels, 32, 32)))
     side = min(64, input_size[-1])
-    return [*shapes, (channels, side + 1, side), (channels, *input_size[1:])]
+    return [*shapes, (channels, side + 1, side), (channels, side, side), (channels, *input_size[1:])]

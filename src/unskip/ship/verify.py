@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from unskip.measures.state import preserved, unwrap
+from unskip.methods.rm import RMBlock
 
 Precision = Literal["float32", "float64"]
 Source = Literal["example", "random"]
@@ -279,6 +280,14 @@ def _causes(networks: dict[str, nn.Module], finite: bool) -> Iterator[str]:
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
                 yield f"The {type(module).__name__} {path!r} of {name} has no statistics and reads those of the batch."
                 break
+    for name, network in networks.items():
+        bounds = [(path, m.bound.item()) for path, m in network.named_modules() if isinstance(m, RMBlock) and m.bound]
+        if bounds:
+            path, bound = min(bounds, key=lambda found: found[1])
+            yield (
+                f"The block {path!r} of {name} carries numbers up to {bound:g} and no larger ones (rm with "
+                "relu6='scale'): unskip.methods.out_of_range says whether an input exceeds that."
+            )
     stored = {name: {p.dtype for p in network.parameters()} for name, network in networks.items()}
     if stored["a"] != stored["b"]:
         kinds = {name: ", ".join(sorted(str(dtype) for dtype in dtypes)) for name, dtypes in stored.items()}
