@@ -11,6 +11,7 @@ from unskip.cli.doctor import doctor
 from unskip.cli.export import export
 from unskip.cli.fold import fold
 from unskip.cli.models import models
+from unskip.cli.plainify import plainify
 from unskip.cli.reproduce import app as reproduce
 from unskip.cli.train import train
 
@@ -27,6 +28,7 @@ app.command()(doctor)
 app.command()(export)
 app.command()(fold)
 app.command()(models)
+app.command()(plainify)
 app.add_typer(reproduce, name="reproduce")
 app.command(context_settings={"ignore_unknown_options": True})(train)
 

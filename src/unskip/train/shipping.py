@@ -2,23 +2,27 @@
 
 import sys
 import tomllib
+import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from unskip.ship import Exported, Quantized, export, fold, quantize
+from unskip.methods import resolve_method
+from unskip.ship import Exported, Quantized, convert, export, fold, quantize
 from unskip.ship.export import OPSET
 from unskip.ship.files import check_free
 from unskip.ship.fold import Form, Refusal
 from unskip.ship.int8 import LIMIT, Bits
+from unskip.surgery import cost, plainify
 from unskip.train import netfile
 from unskip.train.feed import Feed, make_feed
 from unskip.train.loading import Shape, Subject, load_network, parse_shape, save_network
 from unskip.train.recipe import Recipe
+from unskip.train.rng import seeded
 from unskip.train.sets import DataSet, Split, find_kind, load
 
 FoldFirst = Literal["auto", "dense", "fast", "no"]
@@ -72,6 +76,62 @@ def parse_options(text: str, *, command: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{command}: --options {text!r} must be a table, for instance '{{norm = \"absorb\"}}'.")
     return value
+
+
+# ---------------------------------------------------------------- plainify
+
+
+def plainify_to_file(
+    source: Source,
+    out: Path | None,
+    *,
+    method: str = "rm",
+    options: dict[str, Any] | None = None,
+    limit: float | None = None,
+    dry_run: bool = False,
+    force: bool = False,
+) -> str:
+    """Makes a network skip-free and writes it, or says what it would cost. Returns what to print.
+
+    Args:
+        source: the network.
+        out: the file; None with `dry_run` alone.
+        method: an exact one keeps the function, and is verified; any other is for training from scratch.
+        options: the method's own.
+        limit: how many times its parameters the network may have after an exact method; its own unless given.
+        dry_run: writes nothing, and says what it would cost.
+        force: whether a file that is there may be replaced.
+    """
+    if out is None and not dry_run:
+        raise ValueError(
+            "plainify: there is no --out; name a .safetensors file, or ask what it would cost with --dry-run."
+        )
+    if out is not None:
+        netfile.check_path(out, force=force, command="plainify")
+    options = dict(options or {})
+    if limit is not None:
+        options["limit"] = limit
+    how = resolve_method(method, options)
+    subject = source.load("plainify")
+    example = example_for(subject)
+    price = cost(subject.network, how, example=example)
+    if out is None or dry_run:
+        return str(price)
+    exact = getattr(how, "exact", False)
+    if exact:
+        network = convert(subject.network, how, example=example)
+        proof = str(network.conversion.check)  # type: ignore[union-attr]
+    else:
+        with warnings.catch_warnings(), seeded(source.seed, 1):
+            warnings.simplefilter("ignore")  # the next line says it
+            network = plainify(subject.network, how).eval()
+        proof = f"Method {method!r} is for training from scratch: the blocks are new, and the function is another one."
+    chosen = {name: value for name, value in asdict(how).items() if name != "limit"}  # type: ignore[call-overload]
+    step = {"plainify": method, "options": chosen}
+    name = f"{subject.name}, {method}"
+    subject = replace(subject, name=name, network=network, steps=(*subject.steps, step))
+    size = save_network(out, subject, proof=proof, force=force, command="plainify")
+    return f"{price}\n\n{proof}\n\n{out}: {name}, {price.after.parameters:,} parameters, {size:,} bytes."
 
 
 # ---------------------------------------------------------------- fold

@@ -1,0 +1,38 @@
+"""`unskip plainify`: a network without its skips, exactly where the method can."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unskip.cli.given import Force, InputSize, Network, Seed, Weights
+
+
+def plainify(
+    network: Network,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file: .safetensors.")] = None,
+    method: Annotated[str, typer.Option(help="rm keeps the function; pnnh, plain, ... are to be trained anew.")] = "rm",
+    options: Annotated[str, typer.Option(help="Of the method, for instance '{norm = \"absorb\"}'.")] = "{}",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and write nothing.")] = False,
+    limit: Annotated[
+        float | None,
+        typer.Option(help="How many times its parameters the network may have after rm; 4 unless given."),
+    ] = None,
+    weights: Weights = None,
+    input_size: InputSize = None,
+    seed: Seed = 0,
+    force: Force = False,
+) -> None:
+    """Removes the skips of a network and prints what it costs and, for rm, the proof that its function stayed.
+
+    The file can be given to `unskip fold`, `unskip export` and `unskip doctor`.
+
+    Exit codes: 0 done; 2 something that you gave is wrong, it would grow beyond the limit, or the proof failed, and
+    nothing was written.
+    """
+    # Training's modules take seconds to import, and other commands don't need them.
+    from unskip.train.shipping import parse_options, plainify_to_file, source_of
+
+    source = source_of(network, weights=weights, input_size=input_size, seed=seed, command="plainify")
+    chosen = parse_options(options, command="plainify")
+    print(plainify_to_file(source, out, method=method, options=chosen, limit=limit, dry_run=dry_run, force=force))
