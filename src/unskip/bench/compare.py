@@ -85,8 +85,9 @@ class Comparison:
         """The cases to compile."""
         cases = [case for group in self.cases() for case in group if case.compiled]
         paths = [self.paths[case.network, case.mode, case.form] for case in cases]
+        threads = self.setting.threads or torch.get_num_threads()
         return [
-            Job(case=case, path=path, reading=self.reading, setting=self.setting)
+            Job(case=case, path=path, reading=self.reading, setting=self.setting, threads=threads)
             for case, path in zip(cases, paths, strict=True)
         ]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch._inductor.runtime.runtime_utils import cache_dir
 
 from unskip.bench.networks import forms, load
 from unskip.bench.runner import Reading, Runner, tuned
@@ -28,6 +29,7 @@ class Job:
     path: Path
     reading: Reading
     setting: Setting
+    threads: int  # of the process that will time it, since code for a CPU depends on them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +51,22 @@ def compile_ahead(
         for future in as_completed([pool.submit(_compile, job) for job in jobs]):
             finished.append(future.result())
             done(finished[-1])
+    forget_tuning()
     return finished
 
 
 SPAWN = multiprocessing.get_context("spawn")
 
 
+def forget_tuning() -> None:
+    """Deletes which launch settings were fastest while many processes shared the GPU; alone, others may be."""
+    for note in Path(cache_dir()).rglob("*.best_config"):
+        note.unlink(missing_ok=True)
+
+
 def _compile(job: Job) -> Compiled:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")  # there are as many of us as cores
-    torch.set_num_threads(2)
+    torch.set_num_threads(job.threads)
     began, error = time.perf_counter(), ""
     try:
         with tuned(job.setting):
@@ -73,13 +82,16 @@ def make_forms(words: Sequence[str], folder: Path, *, folded: bool, workers: int
         made = [_save_forms(word, folder, i, folded) for i, word in enumerate(words)]
     else:
         with ProcessPoolExecutor(min(workers, len(words)), mp_context=SPAWN) as pool:
-            futures = [pool.submit(_save_forms, word, folder, i, folded) for i, word in enumerate(words)]
+            threads = max(1, torch.get_num_threads() // workers)
+            futures = [pool.submit(_save_forms, word, folder, i, folded, threads) for i, word in enumerate(words)]
             made = [future.result() for future in futures]
     return dict(zip(words, made, strict=True))
 
 
-def _save_forms(word: str, folder: Path, number: int, folded: bool) -> dict[str, Path]:
+def _save_forms(word: str, folder: Path, number: int, folded: bool, threads: int = 0) -> dict[str, Path]:
     paths = {}
+    if threads:
+        torch.set_num_threads(threads)
     for form, network in forms(load(word), folded=folded).items():
         paths[form] = folder / f"{number}-{form.replace(' ', '_')}.pt"
         torch.save(network, paths[form])
