@@ -97,7 +97,6 @@ def main() -> None:
     versions = {"python": sys.version.split()[0], "torch": torch.__version__, "timm": timm.__version__}
     versions["torchvision"] = torchvision.__version__
     (out / "rm_cost.json").write_text(json.dumps({"versions": versions, "rows": rows}, indent=1) + "\n")
-    (out / "table.md").write_text(table(rows) + "\n")
     print(table(rows))
 
 

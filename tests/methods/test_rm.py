@@ -184,6 +184,7 @@ BLOCKS: dict[str, Callable[[], nn.Module]] = {
     "one convolution": lambda: Any(conv(4, 4), norm(4), out_act=RELU),
     "one strided convolution": lambda: Any(conv(4, 6, 3, 2), shortcut=conv(4, 6, 1, 2)),
     "activation before the sum": lambda: Any(conv(4, 4), norm(4), RELU),
+    "groups and an activation before the sum": lambda: Any(conv(4, 4, groups=2), norm(4), RELU),
     "group norm before the sum": lambda: Any(conv(4, 4), nn.GroupNorm(2, 4), RELU, conv(4, 4), nn.GroupNorm(2, 4)),
     "pre-activation": lambda: Any(conv(4, 6), norm(6), RELU, conv(6, 4), pre=(norm(4), RELU)),
     "pre-activation, leaky": lambda: Any(conv(4, 6), norm(6), LEAKY, conv(6, 4), pre=(norm(4), LEAKY)),

@@ -133,7 +133,8 @@ class RM:
 
     keeps_weights: ClassVar[bool] = True
     exact: ClassVar[bool] = True
-    cheaper: ClassVar[str] = "; middle='grouped' costs less in blocks of three convolutions"  # what a refusal adds
+    # What a refusal adds.
+    cheaper: ClassVar[str] = "; middle='grouped' costs less in bottlenecks and pre-activation blocks"
 
     def __post_init__(self) -> None:
         check_choices("rm", self, {"norm": get_args(KeepNorm), "relu6": get_args(Relu6), "middle": get_args(Middle)})
@@ -184,7 +185,7 @@ class RM:
                 weight = _ungrouped(own, conv.groups) + project[..., None, None] * taps
             elif i == 0:
                 rows = own.new_zeros(written.width, channels).index_copy(0, written.on(own.device), carry)
-                weight = torch.cat([own, rows[..., None, None] * taps])
+                weight = torch.cat([_ungrouped(own, conv.groups), rows[..., None, None] * taps])
             elif last:
                 columns = own.new_zeros(len(own), read.width).index_copy(1, read.on(own.device), project)
                 weight = torch.cat([_ungrouped(own, conv.groups), columns[..., None, None] * taps], 1)
