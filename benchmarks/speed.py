@@ -66,11 +66,9 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     comparisons = {}
     for family in args.family:
-        ours = [f"pnnh_{family}", *(f"pnnh_{family}:block={block}" for block in args.blocks if block != "fast")]
-        if not args.no_dense:
-            ours.append(f"pnnh_{family}:pretext=random")
-        # Dense and closed-form coders fold into the same dense network, so that one of them is enough.
-        comparisons[family] = Comparison([FAMILIES[family], *ours], setting, say)
+        blocks = [f"pnnh_{family}:block={block}" for block in args.blocks]
+        ours = [f"pnnh_{family}", *blocks, *([] if args.no_dense else [f"pnnh_{family}:pretext=random"])]
+        comparisons[family] = Comparison([FAMILIES[family], *ours], setting, say, train_only=blocks)
         say(f"built {family}")
     (args.out / "setting.json").write_text(json.dumps(dataclasses.asdict(setting), indent=1) + "\n")
     with tempfile.TemporaryDirectory() as folder:

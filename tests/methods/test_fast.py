@@ -131,3 +131,48 @@ def test_a_closed_form_needs_no_convolution() -> None:
 def test_a_block_that_nobody_knows_is_refused() -> None:
     with pytest.raises(ValueError, match=r"block='quick' is not known\. Known: plain, fast, lean"):
         unskip.create_model("pnnh_resnet20", block="quick")
+
+
+def kept_bytes(network: nn.Module, images: Tensor) -> int:
+    """What autograd keeps of a forward pass, beside weights."""
+    kept = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        if tensor.ndim and tensor.shape[0] == len(images):
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        network(images)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def test_a_lean_block_keeps_less_in_eager() -> None:
+    """Of x (C), u (C/2), a (C/2) and the coder's code (C/2) it does not keep a."""
+    plain, lean, _ = pair("vanilla", "lean", train=True)
+    x = torch.rand(3, 16, 8, 8, dtype=torch.float64)
+    # A hook beneath another is not asked, so what is left is counted by freeing: peak less what a step has at its end.
+    from unskip.bench.runner import peak_bytes
+
+    def forward(block: nn.Module) -> int:
+        held = []
+        return peak_bytes(lambda: held.append(block(x.requires_grad_())), torch.device("cpu"), 0, 0)
+
+    a = 3 * 8 * 64 * 8
+    deep = [nn.Sequential(*(copy.deepcopy(net.layer1[1]) for _ in range(6))) for net in (plain, lean)]
+    assert kept_bytes(deep[0], x) >= 6 * a
+    assert forward(deep[0]) - forward(deep[1]) >= 4 * a
+
+
+def test_lean_twice_over_one_graph() -> None:
+    """retain_graph, and a backward pass that needs the weights of the last layer alone."""
+    plain, lean, images = pair("vanilla", "lean", train=True)
+    for net in (plain, lean):
+        loss = net(images).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    for (name, p), q in zip(plain.named_parameters(), lean.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-9, atol=1e-9, msg=name)
+    (gradient,) = torch.autograd.grad(lean(images).sum(), [lean.layer3[-1].learner.conv2.weight])
+    (expected,) = torch.autograd.grad(plain(images).sum(), [plain.layer3[-1].learner.conv2.weight])
+    torch.testing.assert_close(gradient, expected)

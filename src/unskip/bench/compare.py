@@ -43,12 +43,15 @@ class Row:
 class Comparison:
     """Two or more networks under one setting. `run` fills `rows`; they can be read at any moment, also after Ctrl-C."""
 
-    def __init__(self, words: Sequence[str], setting: Setting, say: Say = lambda _: None) -> None:
+    def __init__(
+        self, words: Sequence[str], setting: Setting, say: Say = lambda _: None, *, train_only: Sequence[str] = ()
+    ) -> None:
         if len(words) < 2:
             raise ValueError(f"bench: a comparison needs two networks or more, and {len(words)} was named.")
         if len(set(words)) < len(words):
             raise ValueError(f"bench: a network is named twice in {', '.join(words)}; each has one place.")
         self.words, self.setting, self.say = tuple(words), setting, say
+        self.train_only = tuple(train_only)  # networks that do inference as another one does
         contenders = [load(word) for word in words]
         self.networks = {c.name: c.network for c in contenders}
         shape = common_input(contenders, setting.size)
@@ -225,7 +228,9 @@ def prepare(comparisons: Sequence[Comparison], folder: Path) -> None:
     """Folds and, where their setting has workers, compiles all cases of all comparisons beforehand, several at once."""
     first = comparisons[0]
     workers = first.setting.compile_workers
-    inferring = list(dict.fromkeys(word for c in comparisons if c.setting.infer for word in c.words))
+    inferring = list(
+        dict.fromkeys(word for c in comparisons if c.setting.infer for word in c.words if word not in c.train_only)
+    )
     first.say("folding")
     forms = make_forms(inferring, folder, folded=first.setting.fold, workers=workers)
     for i, comparison in enumerate(comparisons):

@@ -2,34 +2,101 @@
 
     u = W_1 ⊛ x,  a = σ(norm(u)),  W_2 ⊛ a      kept: x and u; a comes from u, number by number
 
-The norm's backward pass needs u anyway, so that a costs as much memory as u for one pass over it.
+The backward pass of the norm needs u anyway, so that a can be had for one pass over it. Under torch.compile the region
+is marked, and the compiler decides; in eager the tensors that autograd would keep are replaced by a way to make them.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from unskip.methods.spec import NORMS
+# Norms that can be computed again without a trace: without statistics over processes.
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+STATELESS = (nn.GroupNorm, nn.LayerNorm)
 
 
-def run_lean(layers: nn.Sequential, x: Tensor) -> Tensor:
-    """The layers one after another; norm and activation, wherever a convolution reads them, are computed twice."""
-    between: list[nn.Module] = []  # what stands between two convolutions
-    for layer in layers:
-        if not isinstance(layer, nn.Conv2d | nn.Linear):
-            between.append(layer)
-            continue
-        if between:
-            x = again(nn.Sequential(*between), x)
+class LeanSequential(nn.Sequential):
+    """Layers one after another; of convolution, norm, activation, convolution only what convolutions give is kept.
+
+    In evaluation, where there is nothing to save, and for norms and dropout that can't be computed again exactly, it is
+    an ordinary nn.Sequential. In eager it does not work under the transforms of torch.func, which forbid such hooks.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        between: list[nn.Module] = []  # what stands between two convolutions
+        for layer in self:
+            if not isinstance(layer, nn.Conv2d | nn.Linear):
+                between.append(layer)
+                continue
+            x = normed(between, layer, x) if self.training and repeatable(between) else run([*between, layer], x)
             between = []
-        x = layer(x)
-    for layer in between:
+        return run(between, x)
+
+
+def run(layers: list[nn.Module], x: Tensor) -> Tensor:
+    for layer in layers:
         x = layer(x)
     return x
 
 
-def again(between: nn.Sequential, x: Tensor) -> Tensor:
-    chance = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p for module in between)
-    if chance or not isinstance(between[0], NORMS) or not torch.compiler.is_compiling():
-        return between(x)
-    return checkpoint(between, x, use_reentrant=False)
+def repeatable(layers: list[nn.Module]) -> bool:
+    """A norm and one activation, both without chance."""
+    if len(layers) != 2 or isinstance(layers[1], nn.modules.dropout._DropoutNd):
+        return False
+    return type(layers[0]) in (*BATCH_NORMS, *STATELESS) and torch.is_grad_enabled()
+
+
+def normed(between: list[nn.Module], conv: nn.Module, u: Tensor) -> Tensor:
+    """conv(act(norm(u))), keeping u."""
+    norm, act = between
+    if torch.compiler.is_compiling():
+        return conv(checkpoint(run, between, u, use_reentrant=False))
+    v = norm(u)
+    recipe = _Recipe(norm, act, u.detach())
+    # Numbers, not the tensors: autograd holds these functions, and with them whatever they refer to.
+    address, like = v.data_ptr(), (v.shape, v.dtype)
+
+    def by_act(tensor: Tensor) -> Any:
+        # An activation keeps what it reads or what it gives; in place these are one, and either has the same gradient.
+        if (tensor.shape, tensor.dtype) != like:
+            return tensor
+        return recipe.normed if tensor.data_ptr() == address else recipe.activated
+
+    with saved_tensors_hooks(by_act, made):
+        a = act(v)
+    read = a.data_ptr()
+    with saved_tensors_hooks(lambda tensor: recipe.keep if tensor.data_ptr() == read else tensor, made):
+        return conv(a)
+
+
+def made(kept: Tensor | Callable[[], Tensor]) -> Tensor:
+    return kept if isinstance(kept, Tensor) else kept()
+
+
+class _Recipe:
+    """How to make again what was not kept. Modules are run by `forward`, past the hooks of whoever is watching."""
+
+    def __init__(self, norm: nn.Module, act: nn.Module, u: Tensor) -> None:
+        self.norm, self.act, self.u = norm, act, u
+        self.ready: Tensor | None = None  # what the convolution has asked for a moment ago, for the activation
+
+    @torch.no_grad()
+    def normed(self) -> Tensor:
+        norm = self.norm
+        if isinstance(norm, BATCH_NORMS):
+            return F.batch_norm(self.u, None, None, norm.weight, norm.bias, training=True, eps=norm.eps)
+        return norm.forward(self.u)
+
+    @torch.no_grad()
+    def activated(self) -> Tensor:
+        ready, self.ready = self.ready, None
+        return self.act.forward(self.normed()) if ready is None else ready
+
+    def keep(self) -> Tensor:
+        self.ready = self.activated()
+        return self.ready

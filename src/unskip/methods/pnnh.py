@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from unskip.coders import FORMS, PRETEXTS, CoderBank, CoderSpec, act_name, odd_part_is_identity
 from unskip.methods.centred import CentredConv2d
-from unskip.methods.lean import run_lean
+from unskip.methods.lean import LeanSequential
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.registry import check_choices, register_method
 from unskip.methods.spec import RECTIFIERS, BlockSpec, Conv, Layer, Unsupported, factory
@@ -32,11 +32,7 @@ Block = Literal["plain", "fast", "lean"]
 
 
 class PNNHBlock(nn.Module):
-    """y = σ(learner(x) + coder(x)), of x through `pre` where the block has one.
-
-    A lean block does not keep what its norms and activations give for the backward pass, but computes it again from the
-    convolutions' outputs, which are kept anyway.
-    """
+    """y = σ(learner(x) + coder(x)), of x through `pre` where the block has one."""
 
     skip_free = True
 
@@ -48,20 +44,17 @@ class PNNHBlock(nn.Module):
         coder: nn.Module | None,
         drop_path: float = 0.0,
         act: nn.Module | None = None,
-        lean: bool = False,
     ) -> None:
         super().__init__()
         self.pre = pre
         self.learner = learner
         self.coder = coder
-        self.lean = lean
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         self.act = nn.Identity() if act is None else act
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.pre(x)
-        lean = self.lean and self.training and torch.is_grad_enabled()
-        response = self.drop_path(run_lean(self.learner, x) if lean else self.learner(x))
+        response = self.drop_path(self.learner(x))
         if self.coder is not None:
             response = response + self.coder(x)
         return self.act(response)
@@ -142,7 +135,6 @@ class PNNH:
             coder=coder,
             drop_path=spec.drop_path,
             act=self._out_act(spec),
-            lean=self.block == "lean",
         )
 
     def finish(self, network: nn.Module) -> None:
@@ -239,7 +231,7 @@ class PNNH:
             hidden = spec.layers[0].out_features - self._coder_spec(spec, self._activation(spec)).code
         if self.transient == "centre" and spec.family != "vanilla":
             raise Unsupported(f"transient='centre' is for blocks of two k x k convolutions, and it is {spec.family}")
-        learner = nn.Sequential()
+        learner = LeanSequential() if self.block == "lean" else nn.Sequential()
         last = len(spec.layers) - 1
         for i, layer in enumerate(spec.layers):
             fan_in = spec.in_features if i == 0 else hidden
