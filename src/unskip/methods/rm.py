@@ -126,9 +126,7 @@ class RM:
     norm: KeepNorm = "keep"  # norms inside the branch: kept for training on, or absorbed into the convolutions
     relu6: Relu6 = "split"  # in a ReLU6 block the carried channels have no cap, or a scale that keeps them below it
     scale: int = 3  # for relu6='scale': what is carried is multiplied by 2^-scale, and may be as large as 6 * 2^scale
-    middle: Middle = (
-        "dense"  # convolutions between first and last: one group as in RM, or the carried in groups of their own
-    )
+    middle: Middle = "dense"  # convolutions between first and last: in one group, or the carried in their own
     limit: float = 4.0  # plainify refuses where the network would have more than this many times its parameters
 
     keeps_weights: ClassVar[bool] = True
@@ -181,16 +179,14 @@ class RM:
             taps = _taps(conv, path.window if layer.stride > 1 else 1, own.device)
             read, written = layouts[i], layouts[i + 1]
             groups = 1
-            if len(layers) == 1:
-                weight = _ungrouped(own, conv.groups) + project[..., None, None] * taps
-            elif i == 0:
-                rows = own.new_zeros(written.width, channels).index_copy(0, written.on(own.device), carry)
-                weight = torch.cat([_ungrouped(own, conv.groups), rows[..., None, None] * taps])
-            elif last:
-                columns = own.new_zeros(len(own), read.width).index_copy(1, read.on(own.device), project)
-                weight = torch.cat([_ungrouped(own, conv.groups), columns[..., None, None] * taps], 1)
-            else:
+            if i > 0 and not last:
                 weight, groups = _beside(own, conv.groups, read, written, taps, self.middle)
+            elif len(layers) == 1:
+                weight = _ungrouped(own, conv.groups) + project[..., None, None] * taps
+            elif last:
+                weight = torch.cat([_ungrouped(own, conv.groups), read.spread(project, 1)[..., None, None] * taps], 1)
+            else:
+                weight = torch.cat([_ungrouped(own, conv.groups), written.spread(carry, 0)[..., None, None] * taps])
             if last and path.bias is not None:
                 bias = path.bias if bias is None else bias + path.bias
             parts[f"conv{i + 1}"] = _convolution(conv, weight, bias, groups)
@@ -377,6 +373,12 @@ class _Layout:
 
     def on(self, device: torch.device) -> Tensor:
         return torch.tensor(self.slots, dtype=torch.long, device=device)
+
+    def spread(self, matrix: Tensor, dim: int) -> Tensor:
+        """A matrix of the carried channels, with zeros along `dim` where none of them stands."""
+        shape = list(matrix.shape)
+        shape[dim] = self.width
+        return matrix.new_zeros(shape).index_copy(dim, self.on(matrix.device), matrix)
 
 
 def _in_groups(count: int, size: int, most: int) -> _Layout:
