@@ -128,12 +128,11 @@ def test_both_crowds_and_their_curves() -> None:
 
 @torch.no_grad()
 def test_settled_norms_are_those_of_pytorch() -> None:
-    """Against torch.optim.swa_utils.update_bn, on the library's network over the same batches."""
+    """Against torch.optim.swa_utils.update_bn, on the library's network; all training images are one batch."""
     data = load(BASE)
     crowd = Crowd(recipes(norm=True)[:2], data, torch.device("cpu"), torch.float64)
     network = crowd.build()[1].double()
-    batches = crowd.images[crowd.feed.order(0)].view(-1, 128, 1, 8, 8)
-    torch.optim.swa_utils.update_bn(batches, network)
+    torch.optim.swa_utils.update_bn([crowd.images.view(-1, 1, 8, 8)], network)
     crowd.settle()
     for i, layer in enumerate(network.stage1):
         torch.testing.assert_close(crowd.mean[i, 1], layer.norm.running_mean, rtol=0, atol=1e-12)

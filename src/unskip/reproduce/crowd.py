@@ -205,21 +205,17 @@ class Crowd:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Measures BatchNorm's statistics anew, as torch.optim.swa_utils.update_bn: the mean over one epoch's batches.
+        """Measures BatchNorm's statistics anew, as swa_utils.update_bn with all training images as one batch.
 
-        While training they are an average over the last ten batches or so, and 100 layers amplify its noise.
+        Then each layer's statistics are those of what it reads in eval mode. Averages over batches of 128 are not: each
+        layer's were taken while those before it were normalised by the batch, and 100 layers amplify the difference.
         """
         if not self.norm:
             return
-        order = self.feed.order(0).view(-1, self.one.batch).to(self.device)
-        mean, var = torch.zeros_like(self.mean), torch.zeros_like(self.var)
-        for index in order:
-            x = self.images[index].T.expand(len(self.recipes), -1, -1)
-            _, means, variances = self.forward(x)
-            mean += torch.stack(means).squeeze(-1) / len(order)
-            var += torch.stack(variances).squeeze(-1) * (self.one.batch / (self.one.batch - 1)) / len(order)
-        self.mean.copy_(mean)
-        self.var.copy_(var)
+        count = len(self.images)
+        _, means, variances = self.forward(self.images.T.expand(len(self.recipes), -1, -1))
+        self.mean.copy_(torch.stack(means).squeeze(-1))
+        self.var.copy_(torch.stack(variances).squeeze(-1) * (count / (count - 1)))
 
     @torch.no_grad()
     def error(self, split: str) -> list[float]:
