@@ -87,7 +87,7 @@ LARGE: dict[str, Callable[[], nn.Module]] = {
         "mobilenetv2_100", "mobilenetv2_140", "resnet10t", "resnet26t",
     )},
     **{f"torchvision {name}": lambda name=name: getattr(torchvision.models, name)(num_classes=10) for name in (
-        "resnet18", "resnet34", "resnet50", "resnet101", "wide_resnet50_2", "resnext50_32x4d", "mobilenet_v2",
+        "resnet18", "resnet34", "resnet50", "resnext50_32x4d", "mobilenet_v2",  # the others have resnet50's blocks
     )},
     **{f"unskip {name}": lambda name=name: unskip.create_model(name) for name, entry in ENTRIES.items()
        if entry.method is None and entry.family in ("cifar_resnet", "wrn", "simplified")
