@@ -120,4 +120,4 @@ def test_two_processes_stay_equal_under_ddp(name: str, arguments: dict, side: in
 def test_timm_finds_the_names() -> None:
     assert "pnnh_resnet110" in timm.list_models("pnnh_*")
     parameters = sum(p.numel() for p in timm.create_model("pnnh_resnet110").parameters() if p.requires_grad)
-    assert 0.80e6 < parameters < 0.92e6
+    assert 0.80e6 < parameters < 0.55 * 1_727_962  # of ResNet-110's

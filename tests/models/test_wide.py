@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import unskip
 from unskip.methods import PNNH, CentredConv2d
 from unskip.models.cifar import cifar_resnet
+from unskip.models.named import PNNH_HE
 from unskip.models.wide import WIDTHS, he_parameters, hidden_widths, wide_parameters
 from unskip.ship.flow import trace
 
@@ -82,12 +83,9 @@ TWICE = {"widths": (32, 64, 128), "hidden": hidden_widths(18, (32, 64, 128), (8,
     [
         ("pnnh_resnet110_wide", {}, {**CENTRED, "widths": WIDTHS, "hidden": (8, 12, 19)}),
         ("pnnh_resnet110_wide", TWICE, {**CENTRED, "widths": (32, 64, 128), "hidden": (8, 16, 31)}),
-        ("pnnh_resnet20", {"widths": (16, 32, 64), "hidden": None, "transient": "full", "pretext": "auto"},
-         {"blocks": 3, "head_norm": True}),
-        ("pnnh_resnet20", {"widths": (16, 32, 64), "hidden": None, "transient": "full", "pretext": "auto",
-                           "head_norm": False}, {"blocks": 3}),
-        ("pnnh_resnet20", {"widths": (32, 64, 128), "hidden": {32: 8, 64: 8, 128: 16}, "pretext": "auto",
-                           "transient": "full"},
+        (PNNH_HE.format(20), {}, {"blocks": 3, "head_norm": True}),
+        (PNNH_HE.format(20), {"head_norm": False}, {"blocks": 3}),
+        (PNNH_HE.format(20), {"widths": (32, 64, 128), "hidden": {32: 8, 64: 8, 128: 16}},
          {"blocks": 3, "widths": (32, 64, 128), "hidden": (8, 8, 16), "head_norm": True}),
     ],
     ids=["centred, 3x", "centred, 2x", "He's widths", "without head norm", "wide, pair average"],
@@ -129,7 +127,7 @@ def test_parameters_and_the_budget() -> None:
                 == wide_parameters(depth // 6, hidden_widths(depth // 6))
                 <= 0.55 * count(cifar_resnet(depth))
             )
-        assert count(unskip.create_model("pnnh_resnet110", widths=(16, 32, 64))) == 862_522 + 128
+        assert count(unskip.create_model(PNNH_HE.format(110))) == 862_522 + 128
         other = unskip.create_model("pnnh_resnet20_wide", num_classes=7, in_chans=1)
         assert count(other) == wide_parameters(3, hidden_widths(3), classes=7, in_chans=1)
 
@@ -225,7 +223,7 @@ def test_the_norm_before_pooling_is_where_it_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("form", ["dense", "fast"])
-@pytest.mark.parametrize("name", ["pnnh_resnet20_wide", "pnnh_resnet20"])
+@pytest.mark.parametrize("name", ["pnnh_resnet20_wide", PNNH_HE.format(20)])
 def test_fold_absorbs_the_norm_and_the_centred_layers(name: str, form: str) -> None:
     network = unskip.create_model(name)
     with torch.no_grad():

@@ -80,10 +80,7 @@ def test_what_the_user_sets_reaches_the_recipe() -> None:
     assert (short.device, short.cuda_graph, short.precision, short.compile) == ("cpu", False, "fp32", "no")
     assert settled(slow, Trained(device="cpu"), seed=0).replace(device="auto", seed=slow.seed) == slow
     rows = table1_rows()
-    assert [row.name for row in chosen(rows, Trained(rows="pnnh_resnet110, resnet110"))] == [
-        "resnet110",
-        "pnnh_resnet110",
-    ]
+    assert [row.name for row in chosen(rows, Trained(rows="wrn28_10, resnet110"))] == ["resnet110", "wrn28_10"]
     assert len(chosen(rows, Trained())) == len(rows)
     with pytest.raises(ValueError, match=r"no row 'resnet11' to run. Did you mean 'resnet110'"):
         chosen(rows, Trained(rows="resnet11"))

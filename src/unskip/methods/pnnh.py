@@ -102,7 +102,7 @@ class PNNH:
         if self.transient == "centre" and self.pretext != "identity":
             raise ValueError(
                 f"pnnh: transient='centre' needs pretext='identity', the coder whose carried channels are the first "
-                f"ones, and not pretext={self.pretext!r}."
+                f"ones, and not pretext={self.pretext!r}; transient='full' goes with any."
             )
         if self.hidden is not None:
             object.__setattr__(self, "hidden", check_hidden(self.hidden))

@@ -31,6 +31,8 @@ OPTIONS = ("widths", "stem", "head_norm", "shortcut")  # of the CIFAR networks, 
 # What the names pnnh_resnet20 to pnnh_resnet110 mean: False, He's widths (the wide ones are pnnh_resnet20_wide, ...);
 # True, the wide networks (those of He's widths are pnnh_resnet20_he, ...). Measurements: docs/results.md.
 WIDE_BY_DEFAULT = False
+PNNH_HE = "pnnh_resnet{}" + ("_he" if WIDE_BY_DEFAULT else "")  # by depth, whatever the default is
+PNNH_WIDE = "pnnh_resnet{}_wide"
 
 
 def cifar(methods: tuple[str, ...] = SKIP_FREE, paper: dict[str, float] | None = None) -> Callable[[Build], Build]:
