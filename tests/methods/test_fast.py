@@ -176,3 +176,11 @@ def test_lean_twice_over_one_graph() -> None:
     (gradient,) = torch.autograd.grad(lean(images).sum(), [lean.layer3[-1].learner.conv2.weight])
     (expected,) = torch.autograd.grad(plain(images).sum(), [plain.layer3[-1].learner.conv2.weight])
     torch.testing.assert_close(gradient, expected)
+
+
+def test_lean_on_the_meta_device() -> None:
+    """Where all addresses are 0, and the bench counts what a step must do."""
+    from unskip.bench.floor import work
+
+    counts = [work(pair("vanilla", block, train=True)[1], (2, 3, 8, 8), train=True) for block in ("fast", "lean")]
+    assert counts[0] == counts[1]

@@ -240,6 +240,9 @@ def prepare(comparisons: Sequence[Comparison], folder: Path) -> None:
     if not workers:
         return
     jobs = [job for comparison in comparisons for job in comparison.jobs()]
+    # The longest first, so that none of them is left alone at the end: training of the network with most layers.
+    layers = {word: len(list(net.modules())) for c in comparisons for word, net in c.networks.items()}
+    jobs.sort(key=lambda job: (job.case.mode == "train", layers[job.case.network]), reverse=True)
     began = time.perf_counter()
     left = len(jobs)
 

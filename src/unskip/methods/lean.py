@@ -70,7 +70,13 @@ def normed(between: list[nn.Module], conv: nn.Module, u: Tensor) -> Tensor:
     with saved_tensors_hooks(by_act, made):
         a = act(v)
     read = a.data_ptr()
-    with saved_tensors_hooks(lambda tensor: recipe.keep if tensor.data_ptr() == read else tensor, made):
+
+    def by_conv(tensor: Tensor) -> Any:
+        # By its shape too, for on the meta device all addresses are 0.
+        same = tensor.data_ptr() == read and (tensor.shape, tensor.dtype) == like
+        return recipe.keep if same else tensor
+
+    with saved_tensors_hooks(by_conv, made):
         return conv(a)
 
 
