@@ -11,9 +11,10 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models.mobilenetv2 import MobileNetV2
-from torchvision.models.resnet import Bottleneck, ResNet
+from torchvision.models.resnet import BasicBlock, ResNet
 
 import unskip
+from tests.models.test_plainness import additions, graph
 from tests.ship.test_fold import GRAPH, error, functions, trained
 from unskip.methods import RM, BlockSpec, CappedReLU, RMBlock, out_of_range
 from unskip.models import ENTRIES
@@ -58,7 +59,7 @@ SMALL: dict[str, Callable[[], nn.Module]] = {
     "timm bottleneck": lambda: timm.create_model("resnet26", **NARROW),
     "timm resnext": lambda: timm.create_model("resnext50_32x4d", **NARROW),
     "timm leaky": lambda: timm.create_model("resnet18", act_layer="leaky_relu", **NARROW),
-    "torchvision bottleneck": lambda: ResNet(Bottleneck, [1, 1, 1, 1], 10, width_per_group=8),
+    "torchvision basic": lambda: ResNet(BasicBlock, [1, 1, 1, 1], 10),
     "torchvision mobilenet": lambda: MobileNetV2(10, inverted_residual_setting=FEW, width_mult=0.35),
 }
 
@@ -362,6 +363,18 @@ def test_it_is_an_ordinary_network_that_trains_on() -> None:
         assert losses[2] < losses[1] < losses[0]
         # What was trained on still folds: the carried channels are ordinary weights now.
         assert unskip.fold(plain.eval()).folding.exact <= 1e-9
+
+
+@pytest.mark.parametrize("build", [lambda: cifar_resnet(8, shortcut="B"), lambda: wide_resnet(10, 1)])
+def test_its_graph_is_a_row(build: Callable[[], nn.Module]) -> None:
+    """No addition, and whatever is computed is read once: nothing stays in memory for later."""
+    network = trained(build())
+    assert additions(graph(network, 16))
+    program = graph(unskip.fold(unskip.plainify(network, "rm")), 16)
+    assert not additions(program)
+    computed = [node for node in program.graph.nodes if node.op == "call_function"]
+    assert len(computed) > 9
+    assert all(len(node.users) == 1 for node in computed)
 
 
 def test_kept_norms_act_on_the_branch_alone() -> None:
