@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 
 FOLDER = Path(__file__).parents[1] / "weights"
@@ -81,5 +81,5 @@ def store_weights(network: nn.Module, about: Weights) -> Path:
         )
     FOLDER.mkdir(exist_ok=True)
     path = path_of(about.network)
-    save_file(state, path, metadata={"format": "pt", "unskip": json.dumps(asdict(about))})
+    path.write_bytes(save(state, metadata={"format": "pt", "unskip": json.dumps(asdict(about))}))
     return path
