@@ -2,7 +2,7 @@
 
 from unskip.coders.bank import PRETEXTS, CoderBank, act_name, make_coder
 from unskip.coders.cache import cache_dir
-from unskip.coders.cheap import CheapCoder, Closed, closed_of
+from unskip.coders.cheap import CheapCoder, CheapTransition, Closed, closed_of
 from unskip.coders.closed import FORMS, averaging, odd_part_is_identity
 from unskip.coders.coder import Coder, CoderRef, TransitionCoder
 from unskip.coders.fit import PRETEXT_TASKS, Fit, fit, floor
@@ -13,6 +13,7 @@ __all__ = [
     "PRETEXTS",
     "PRETEXT_TASKS",
     "CheapCoder",
+    "CheapTransition",
     "Closed",
     "Coder",
     "CoderBank",

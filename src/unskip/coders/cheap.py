@@ -81,6 +81,44 @@ class CheapCoder(nn.Module):
         return str(self.closed)
 
 
+class CheapTransition(nn.Module):
+    """The coder of a transition without matrices, for a folded network."""
+
+    def __init__(
+        self,
+        closed: Closed,  # of the new width
+        act: nn.Module,
+        *,
+        stride: int,
+        depth: int,
+        mix: tuple[int, float] | None,  # groups of input channels that are summed, and their scale
+    ) -> None:
+        super().__init__()
+        self.closed, self.act, self.stride, self.depth, self.mix = closed, act, stride, depth, mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mix is not None:
+            groups, scale = self.mix
+            x = scale * group_sum(x, groups, self.closed.dim)
+        return self.closed.decode(pooled(x, self.act, stride=self.stride, depth=self.depth))
+
+    def extra_repr(self) -> str:
+        return f"stride={self.stride}, {self.closed}"
+
+
+def pooled(code: Tensor, act: nn.Module, *, stride: int, depth: int) -> Tensor:
+    """A code through pooling and activation.
+
+    As in the block itself, space is pooled by the first convolution of a vanilla block, by the second of a bottleneck:
+    before the only activation, or between the two.
+    """
+    if depth == 2:
+        code = act(code)
+    if stride > 1:
+        code = F.avg_pool2d(code, stride, stride, ceil_mode=True, divisor_override=stride * stride)
+    return act(code)
+
+
 def group_sum(x: Tensor, groups: int, dim: int) -> Tensor:
     """Sums of neighbouring channels, in the memory layout of x."""
     each = x.shape[dim] // groups

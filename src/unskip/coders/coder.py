@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip.coders.cheap import Closed, closed_of, group_scale, group_sum
+from unskip.coders.cheap import CheapTransition, Closed, closed_of, group_scale, group_sum, pooled
 
 # σ(σ(x)) = σ(x): a second activation in a row changes nothing and need not be computed.
 IDEMPOTENT = (nn.ReLU, nn.ReLU6, nn.Identity)
@@ -136,15 +136,21 @@ class TransitionCoder(nn.Module):
         self.refresh()
 
     def forward(self, x: Tensor) -> Tensor:
-        # As in the block itself, space is pooled by the first convolution of a vanilla block, by the second of a
-        # bottleneck: before the only activation, or between the two.
         code = x if self.mix is None else self.mixed(x, self.mix)
-        if self.depth == 2:
-            code = self.act(code)
-        code = self.act(self.pool(code))
+        code = pooled(code, self.act, stride=self.stride, depth=self.depth)
         if self.spread is not None:
             code = self.project(code, self.spread)
         return self.target.decode(code)
+
+    def cheap(self) -> CheapTransition | None:
+        """Itself without matrices; None where it needs one: beside a fitted coder, and where groups differ in size."""
+        target = self.target.coder if isinstance(self.target, CoderRef) else self.target
+        closed = closed_of(target.enc, target.dec, target.act, target.depth)
+        scale = None if self.mix is None else group_scale(self.mix)
+        if closed is None or self.spread is not None or (self.mix is not None and scale is None):
+            return None
+        mix = None if self.mix is None or scale is None else (self.mix.shape[0], scale)
+        return CheapTransition(closed, self.act, stride=self.stride, depth=self.depth, mix=mix)
 
     def mixed(self, x: Tensor, mix: Tensor) -> Tensor:
         if self.mix_scale is None:
@@ -157,10 +163,6 @@ class TransitionCoder(nn.Module):
 
     def project(self, x: Tensor, matrix: Tensor) -> Tensor:
         return project(x, matrix if self.linear else matrix[..., None, None])
-
-    def pool(self, x: Tensor) -> Tensor:
-        s = self.stride
-        return x if s == 1 else F.avg_pool2d(x, s, s, ceil_mode=True, divisor_override=s * s)
 
     def extra_repr(self) -> str:
         return f"stride={self.stride}"

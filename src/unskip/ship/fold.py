@@ -18,7 +18,7 @@ from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-from unskip.coders import CheapCoder, Coder, CoderRef, closed_of
+from unskip.coders import CheapCoder, CheapTransition, Coder, CoderRef, TransitionCoder, closed_of
 from unskip.measures.state import unwrap
 from unskip.methods import CappedReLU, CReLU, PNNHBlock, SReLU, Unsupported, replaced, stacked
 from unskip.methods.spec import NORMS, Conv, is_activation, replace_weight
@@ -64,8 +64,8 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
     Args:
         network: a trained network without skips, in eval mode.
         form: 'dense' makes one layer of learner and coder; 'fast' keeps a closed-form coder beside the learner as the
-            cheap operation that it is (sums of neighbouring channels), and folds all the rest: transitions, fitted
-            coders, and blocks whose sum a norm reads.
+            cheap operation that it is (sums of neighbouring channels, pooled in transitions), and folds all the rest:
+            fitted coders, and blocks whose sum a norm reads.
         example: a batch of inputs to check the result on; without it small random images that the network takes.
 
     Returns:
@@ -150,8 +150,11 @@ def _kept(network: nn.Module, x: Tensor) -> set[str]:
     }
 
 
-def _cheap(block: PNNHBlock) -> CheapCoder | None:
+def _cheap(block: PNNHBlock) -> CheapCoder | CheapTransition | None:
     coder = block.coder.coder if isinstance(block.coder, CoderRef) else block.coder
+    if isinstance(coder, TransitionCoder):
+        transition = coder.cheap()
+        return None if transition is None else transition.eval()
     closed = closed_of(coder.enc, coder.dec, coder.act, coder.depth) if isinstance(coder, Coder) else None
     return None if closed is None else CheapCoder(closed).eval()
 
@@ -342,7 +345,7 @@ def _refuse_leftovers(steps: list[Step]) -> None:
         module = step.module
         if step.function in LAYERS | POOLING | SHAPES | ACTIVATIONS or is_activation(module):
             continue
-        if isinstance(module, SReLU | CReLU | CappedReLU | CheapCoder | PNNHBlock):
+        if isinstance(module, SReLU | CReLU | CappedReLU | CheapCoder | CheapTransition | PNNHBlock):
             continue
         if len(step.sources) > 1 and step.function in ("add", "add_", "iadd", "__add__", "__iadd__"):
             raise Refusal(step.where, f"({type(module).__name__}) adds two tensors: it keeps a skip connection.")
