@@ -348,8 +348,9 @@ def test_it_is_an_ordinary_network_that_trains_on() -> None:
         assert torch.equal(fresh(x), before)
         exported = torch.export.export(plain, (x,)).module()
         torch.testing.assert_close(exported(x), before)
-        compiled = torch.compile(copy.deepcopy(plain), backend="eager", fullgraph=True)
-        torch.testing.assert_close(compiled(x), before)
+        if not options:
+            compiled = torch.compile(copy.deepcopy(plain), backend="eager", fullgraph=True)
+            torch.testing.assert_close(compiled(x), before)
         plain.train()
         optimizer = torch.optim.SGD(plain.parameters(), lr=1e-3)
         losses = []
