@@ -3,9 +3,10 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tests.doctor import small
@@ -87,10 +88,34 @@ def test_the_checkpoint_of_a_run(trained: Path) -> None:
     by_folder, by_file = (load_network(str(path)) for path in (trained, trained / "checkpoint.pt"))
     assert by_folder.input_size == by_file.input_size == (1, 8, 8)
     assert by_folder.name == "plain_resnet20 of digits"
-    from safetensors.torch import load_file
-
     saved = load_file(trained / "weights.safetensors")
     assert all(torch.equal(value, saved[key]) for key, value in by_file.network.state_dict().items())
+
+
+def test_a_run_knows_the_size_of_its_images(tmp_path: Path) -> None:
+    """Of a data set whose name does not tell, and the averaged weights, which are the ones that were tested."""
+    generator = np.random.default_rng(0)
+    x, y = generator.random((96, 12, 12), np.float32), np.arange(96) % 3
+    np.savez(tmp_path / "set.npz", x_train=x[:64], y_train=y[:64], x_test=x[64:], y_test=y[64:])
+    changes = {
+        "network": "plain_resnet20",
+        "dataset": "npz",
+        "epochs": 1,
+        "warmup_epochs": 0.0,
+        "batch": 16,
+        "ema": 0.5,
+    }
+    out = tmp_path / "run"
+    run(load_recipe("digits-pnnh-56", **changes), data_dir=tmp_path / "set.npz", out=out, silent=True)
+    subject, tested = (load_network(str(out), tested=tested) for tested in (False, True))
+    assert subject.input_size == (1, 12, 12)
+    assert not subject.guessed
+    (out / "weights.safetensors").rename(tmp_path / "weights.safetensors")
+    averaged = load_network(str(out), tested=True)
+    saved = load_file(tmp_path / "weights.safetensors")
+    for loaded in (tested, averaged):
+        assert torch.equal(loaded.network.fc.weight, saved["fc.weight"])
+    assert not torch.equal(subject.network.fc.weight, saved["fc.weight"])
 
 
 def test_weights_for_a_named_network(tmp_path: Path) -> None:

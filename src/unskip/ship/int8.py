@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unskip.ship.export import OPSET, SCOPES, Run, export, need_onnx, onnx_runner, set_metadata
+from unskip.ship.export import INPUT, OPSET, SCOPES, Run, export, need_onnx, onnx_runner, set_metadata
 from unskip.ship.files import check_free, write_atomically
 
 Bits = Literal[7, 8]
@@ -27,7 +27,8 @@ Batches = Tensor | Iterable[Any]  # a tensor, or batches of a loader: tensors, o
 Labelled = tuple[Tensor, Tensor] | Iterable[Any]  # images and classes, or batches of both
 
 CHUNK = 64  # inputs that run at once
-COMPARED = 128  # calibration inputs that layers are compared on
+COMPARED = 128  # calibration inputs that layers are compared on, at most
+PIXELS = 2**20  # numbers in these inputs, at most: what all layers write is held in memory, twice
 LIMIT = 0.5  # points of accuracy
 LAYERS = ("Conv", "Gemm", "MatMul")
 
@@ -146,7 +147,8 @@ def quantize(
         _quantize_file(float_file, int8_file, chunks, bits)
         runs = [onnx_runner(file.read_bytes()) for file in (float_file, int8_file)]
         accuracy = _compare(runs, pairs)
-        layers = _layer_noise(float_file, int8_file, inputs[:COMPARED])
+        compared = max(1, min(COMPARED, PIXELS // inputs[0].numel()))
+        layers = _layer_noise(float_file, int8_file, inputs[:compared])
         data, said = _with_metadata(int8_file, exported.metadata, accuracy, bits, len(inputs))
         result = Quantized(
             path=str(path), bits=bits, calibrated=len(inputs), accuracy=accuracy, layers=layers,
@@ -249,7 +251,7 @@ def _reader(chunks: Sequence[Tensor]) -> Any:
 
         def get_next(self) -> dict[str, np.ndarray] | None:
             chunk = next(self.left, None)
-            return None if chunk is None else {"input": chunk.numpy()}
+            return None if chunk is None else {INPUT: chunk.numpy()}
 
     return Reader()
 
