@@ -10,16 +10,29 @@ from torch import Tensor, nn
 import unskip
 from unskip.models.cifar import cifar_resnet
 
+
+def bottlenecks() -> nn.Module:
+    """The beginning of a ResNet-50: a transition of width, one of width and stride, and a block behind each."""
+    net = timm.models.ResNet(timm.models.resnet.Bottleneck, (2, 2, 1, 1))
+    return nn.Sequential(net.conv1, net.bn1, net.act1, net.maxpool, net.layer1, net.layer2)
+
+
+def inverted() -> nn.Module:
+    """The beginning of a MobileNet-V2."""
+    net = timm.create_model("mobilenetv2_050")
+    return nn.Sequential(net.conv_stem, net.bn1, *net.blocks[:3])
+
+
 FAMILIES = {
     "vanilla": (lambda: cifar_resnet(14), 8, {}),
     "vanilla, identity": (lambda: cifar_resnet(14), 8, {"pretext": "identity"}),
     "vanilla, fitted's shape": (lambda: cifar_resnet(14), 8, {"pretext": "random"}),
     "vanilla, quarter": (lambda: cifar_resnet(14), 8, {"ratio": 0.25}),
     "vanilla, odd sizes": (lambda: cifar_resnet(14), 9, {}),
-    "bottleneck": (lambda: timm.models.ResNet(timm.models.resnet.Bottleneck, (2, 2, 1, 1)), 32, {}),
-    "inverted": (lambda: timm.create_model("mobilenetv2_050", num_classes=5), 32, {}),
-    "inverted, rectified": (lambda: timm.create_model("mobilenetv2_050", num_classes=5), 32, {"signed": "rectify"}),
-    "mlp": (lambda: timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2), 32, {"pretext": "group_average"}),
+    "bottleneck": (bottlenecks, 32, {}),
+    "inverted": (inverted, 32, {}),
+    "inverted, rectified": (inverted, 32, {"signed": "rectify"}),
+    "mlp": (lambda: timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1), 32, {"pretext": "group_average"}),
 }
 
 
