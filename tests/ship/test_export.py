@@ -107,7 +107,7 @@ SHARED: dict[str, tuple[Callable[[], nn.Module], str | None]] = {
         pytest.param(name, suffix, marks=[] if quick else [pytest.mark.full])
         for name in SHARED
         for suffix in (("onnx", "pt2") if "tied" in name else ("onnx",))
-        for quick in [(name, suffix) in {("fitted coders", "onnx"), ("tied", "pt2")}]
+        for quick in [(name, suffix) in {("fitted coders", "onnx")}]
     ],
 )
 def test_shared_weights_are_stored_once(name: str, suffix: str, tmp_path: Path) -> None:
@@ -161,11 +161,13 @@ def tiny() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).eval()
 
 
+@pytest.mark.full
 def test_another_opset(tmp_path: Path) -> None:
     exported = unskip.export(tiny(), tmp_path / "a.onnx", example=X, opset=20)
     assert exported.opset == onnx.load(tmp_path / "a.onnx").opset_import[0].version == 20
 
 
+@pytest.mark.full
 def test_the_network_itself_stays_as_it_was(tmp_path: Path) -> None:
     network = small()
     before = {key: value.clone() for key, value in network.state_dict().items()}
@@ -174,6 +176,7 @@ def test_the_network_itself_stays_as_it_was(tmp_path: Path) -> None:
     assert not network.training
 
 
+@pytest.mark.full
 def test_double_precision_as_pt2_but_not_as_onnx(tmp_path: Path) -> None:
     network, x = tiny().double(), X.double()
     exported = unskip.export(network, tmp_path / "net.pt2", example=x)
