@@ -83,8 +83,9 @@ def take_step(network: nn.Module, step: Step, example: Tensor) -> nn.Module:
 def read_weights(network: nn.Module, header: Header, path: Path, *, command: str) -> nn.Module:
     """The network with the file's weights, if it answers as the one that was written."""
     weights = load_file(path)
+    network.eval()  # as whatever is written
     for step in header.steps:
-        network = take_step(network.eval(), step, torch.randn(2, *header.input_size, generator=_generator()))
+        network = take_step(network, step, torch.randn(2, *header.input_size, generator=_generator()))
     dtypes = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
     network = network.to(next(iter(dtypes), torch.float32))
     try:
