@@ -1,17 +1,19 @@
 """convert is plainify with its proof: what is not the same function, nobody gets."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
 import timm
 import torch
+from torch import nn
 from torchvision.models.mobilenetv2 import MobileNetV2
 
 import unskip
-from tests.ship.test_fold import error, trained
+from tests.ship.test_fold import error, functions, trained
 from unskip.methods import Plain
-from unskip.models.cifar import cifar_resnet
+from unskip.models.cifar import cifar_resnet, wide_resnet
 from unskip.ship import convert
 from unskip.surgery import cost
 
@@ -27,6 +29,23 @@ def test_a_converted_network_comes_with_cost_and_proof() -> None:
     assert converted.surgery.replaced == ("layer1.0", "layer2.0", "layer3.0")
     assert error(network, converted, torch.randn(2, 3, 15, 16)) <= 1e-4
     assert {p.dtype for p in convert(network.bfloat16()).parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("build", [lambda: cifar_resnet(8), lambda: wide_resnet(10, 1)])
+def test_a_residual_half_network_becomes_plain(build: Callable[[], nn.Module]) -> None:
+    """C_B = C: a plain block of hidden width H + C, or H + 2 C where what it reads has both signs."""
+    network = trained(unskip.plainify(build(), "residual_half"))
+    plain = unskip.fold(convert(network, limit=10))
+    x = torch.randn(2, 3, 15, 16)
+    assert error(network, plain, x) <= 1e-4
+    assert "conv2d" in functions(plain, x)
+    assert not {"add", "add_", "cat"} & functions(plain, x)
+
+
+def test_the_hidden_width_of_a_residual_half_block_grows_by_its_channels() -> None:
+    network = trained(unskip.plainify(cifar_resnet(8), "residual_half"))
+    hidden, channels = network.layer1[0].learner.conv1.out_channels, 16
+    assert convert(network).layer1[0].conv1.out_channels == hidden + channels
 
 
 def test_an_example_is_found_that_an_average_pooling_takes() -> None:

@@ -185,6 +185,29 @@ def test_double_precision_as_pt2_but_not_as_onnx(tmp_path: Path) -> None:
         unskip.export(network, tmp_path / "net.onnx", example=x)
 
 
+def test_the_coders_of_transitions_pool_odd_sizes_in_the_file_too(tmp_path: Path) -> None:
+    """ONNX divides by the pixels that a window over the edge has; the coder by all that it could have."""
+    fast = unskip.fold(small(), "fast")
+    unskip.export(fast, tmp_path / "net.onnx", example=torch.randn(2, 3, 9, 11))
+    x = torch.randn(3, 3, 9, 11)
+    assert relative(fast(x), run(tmp_path / "net.onnx", x)) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metadata": {"mean": 0.5}}, "metadata has 'mean': 0.5, and a file holds text alone"),
+        ({"opset": "18"}, "opset='18' must be a whole number"),
+        ({"example": X.to("meta")}, "the example is on the meta device"),
+        ({"example": X.numpy()}, "example=a ndarray must be a batch"),
+    ],
+)
+def test_a_wrong_option_gets_a_sentence(options: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        unskip.export(small(), tmp_path / "net.onnx", **{"example": X, **options})
+    assert not list(tmp_path.iterdir())
+
+
 # ---------------------------------------------------------------- what is refused
 
 

@@ -287,6 +287,15 @@ def test_a_wrong_form_and_a_wrong_example_get_a_sentence() -> None:
         unskip.fold(network, "sparse")
     with pytest.raises(ValueError, match="example='x' must be a batch"):
         unskip.fold(network, example="x")
+    with pytest.raises(ValueError, match="fold: example=a ndarray must be a batch"):
+        unskip.fold(network, example=torch.randn(2, 3, 8, 8).numpy())
+    with pytest.raises(ValueError, match=r"fold: CifarResNet can't run on an example of shape \(2, 1, 8, 8\): "):
+        unskip.fold(network, example=torch.randn(2, 1, 8, 8))
+    with pytest.raises(ValueError, match="example has numbers that are not finite"):
+        unskip.fold(network, example=torch.full((2, 3, 8, 8), float("nan")))
+    network.fc.bias.data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="the network's output is not finite"):
+        unskip.fold(network)
 
 
 def test_the_network_itself_stays_as_it_was() -> None:
@@ -310,10 +319,13 @@ def test_a_block_that_stands_in_two_places_is_folded_in_both() -> None:
     assert error(network, folded, torch.randn(2, 3, 16, 16, dtype=torch.float64)) <= 1e-9
 
 
-def test_a_fold_in_bfloat16_comes_back_in_bfloat16() -> None:
-    network = trained(unskip.plainify(cifar_resnet(8), "plain")).bfloat16()
+@pytest.mark.parametrize("method", ["plain", "pnnh"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_fold_in_half_precision_comes_back_in_half_precision(method: str, dtype: torch.dtype) -> None:
+    network = trained(unskip.plainify(cifar_resnet(8), method)).to(dtype)
     folded = unskip.fold(network)
-    assert {p.dtype for p in folded.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in folded.parameters()} == {dtype}
+    assert folded.folding.exact <= 1e-9
     assert folded.folding.exact <= 1e-9
 
 

@@ -132,6 +132,10 @@ X = torch.ones(2, 3, 8, 8)
         ({"test": (X, torch.ones(2))}, r"one whole number for each input is expected"),
         ({"test": [X]}, r"test must be inputs and their classes"),
         ({"test": []}, r"test has no inputs"),
+        ({"calibrate": [X, X[..., :4]]}, r"inputs of shape \(3, 8, 8\) and of \(3, 8, 4\); bring them to one size"),
+        ({"test": (X[..., :4], torch.ones(2).long())}, r"test has inputs of shape \(3, 8, 4\), and calibrate of"),
+        ({"test": (X / 0, torch.ones(2).long())}, "test has inputs that are not finite"),
+        ({"test": (X, torch.tensor([0, 99]))}, r"test has classes from 0 to 99, and the network knows \d+"),
     ],
 )
 def test_what_is_wrong_gets_a_sentence_and_leaves_no_file(options: dict, message: str, tmp_path: Path) -> None:

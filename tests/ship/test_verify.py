@@ -60,6 +60,16 @@ def test_a_rewritten_layer_is_not_where_they_part() -> None:
     assert check.ok()
     assert check.parting() is None
     assert next(layer for layer in check.layers if layer.path == "conv1").float64.relative > 0.1
+    assert "what follows them agrees (1, 'conv1' first)." in str(check)
+    assert "\nconv1 " not in str(check)  # a row of it would look like a failure
+
+
+def test_networks_that_are_not_finite_agree_about_nothing() -> None:
+    network = nn.Linear(3, 2)
+    network.bias.data.fill_(float("nan"))
+    check = unskip.verify(network, copy.deepcopy(network), torch.randn(2, 3))
+    assert not check.finite
+    assert "The output of a is not finite" in str(check)
 
 
 def test_training_mode_is_the_first_reason() -> None:

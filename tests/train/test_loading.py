@@ -1,6 +1,7 @@
 """Networks and batches from words: what each kind gives, and the sentence for each way to get it wrong."""
 
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ HERE = "tests.doctor.small"
     [
         ("resnet20", "resnet20", (3, 32, 32), False),
         ("test_resnet", "test_resnet", (3, 160, 160), False),  # timm's
+        ("timm:test_resnet", "test_resnet", (3, 160, 160), False),
         ("torchvision:squeezenet1_1", "torchvision squeezenet1_1", (3, 224, 224), False),
         ("torchvision.models:squeezenet1_1", "torchvision.models:squeezenet1_1", (3, 224, 224), True),
         (f"{HERE}:mlp", f"{HERE}:mlp", (64,), True),
@@ -50,6 +52,7 @@ def test_a_method_is_applied_and_the_seed_decides_the_weights() -> None:
     ("word", "sentence"),
     [
         ("resnet111", r"there is no network named 'resnet111'\. Did you mean"),
+        ("timm:resnet111", r"there is no network named 'resnet111'\. Did you mean"),
         ("torchvision:resnet19", r"torchvision has no network 'resnet19'\. Did you mean"),
         ("no.such.module:net", r"'no.such.module:net' can't be imported: No module named 'no'"),
         (f"{HERE}:nothing", r"can't be imported: .*has no attribute 'nothing'"),
@@ -146,21 +149,28 @@ def test_files_that_are_not_what_they_claim(tmp_path: Path, trained: Path, monke
     torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "other.pt")
     (tmp_path / "text.pt").write_text("hello")
     (tmp_path / "text.safetensors").write_text("hello")
+    (tmp_path / "empty.safetensors").touch()
+    with zipfile.ZipFile(tmp_path / "zip.safetensors", "w") as archive:
+        archive.writestr("a", "b")
     whole = (trained / "checkpoint.pt").read_bytes()
     (tmp_path / "half.pt").write_bytes(whole[: len(whole) // 2])
     for name, sentence in {
         "module.pt": r"module.pt is no checkpoint of unskip, or damaged",
-        "hostile.pt": r"hostile.pt is no checkpoint of unskip, or damaged",
+        "hostile.pt": r"hostile.pt is no checkpoint of unskip, or damaged: it holds more than .* code, and is not run",
         "list.pt": r"list.pt holds no state dict",
         "other.pt": r"other.pt does not fit 'tests.doctor.small:mlp'",
         "text.pt": r"text.pt is damaged, or no checkpoint at all",
         "text.safetensors": r"text.safetensors can't be read as safetensors",
+        "empty.safetensors": r"empty.safetensors can't be read as safetensors",
+        "zip.safetensors": r"zip.safetensors can't be read as safetensors",
         "half.pt": r"half.pt is damaged",
         "missing.pt": r"missing.pt can't be read",
     }.items():
         with pytest.raises(ValueError, match=f"^doctor: .*{sentence}"):
             load_network(f"{HERE}:mlp", weights=tmp_path / name)
         if name != "missing.pt":
-            with pytest.raises(ValueError, match=r"^doctor: .*give the file with --weights\."):
+            with pytest.raises(ValueError, match=r"^doctor: .*give the file with --weights\.") as refused:
                 load_network(str(tmp_path / name))
+            assert "weights_only" not in str(refused.value)  # how to run the code in it
+            assert ("can't be read as safetensors" in str(refused.value)) == name.endswith(".safetensors")
     assert not (tmp_path / "was-run").exists()

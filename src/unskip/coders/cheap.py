@@ -115,7 +115,9 @@ def pooled(code: Tensor, act: nn.Module, *, stride: int, depth: int) -> Tensor:
     if depth == 2:
         code = act(code)
     if stride > 1:
-        code = F.avg_pool2d(code, stride, stride, ceil_mode=True, divisor_override=stride * stride)
+        # Windows over the edge are filled with zeros: ceil_mode with a divisor does the same, but ONNX has no divisor.
+        short = [-side % stride for side in code.shape[-2:]]
+        code = F.avg_pool2d(F.pad(code, (0, short[1], 0, short[0])) if any(short) else code, stride)
     return act(code)
 
 

@@ -50,6 +50,13 @@ class Coder(nn.Module):
         super()._load_from_state_dict(*args)
         self.refresh()
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Coder":
+        dtype = self.enc.dtype
+        super()._apply(fn, recurse)
+        if self.enc.dtype != dtype:
+            self.refresh()  # the weights may have been rounded
+        return self
+
     def encode(self, x: Tensor) -> Tensor:
         code = project(x, self.enc)
         for _ in range(self.depth):
@@ -134,6 +141,13 @@ class TransitionCoder(nn.Module):
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
         self.refresh()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TransitionCoder":
+        dtype = None if self.mix is None else self.mix.dtype
+        super()._apply(fn, recurse)
+        if self.mix is not None and self.mix.dtype != dtype:
+            self.refresh()  # it may have been rounded
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
         code = x if self.mix is None else self.mixed(x, self.mix)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from unskip.measures.state import unwrap
 from unskip.methods.registry import method_name
 from unskip.ship.files import check_free, write_atomically
-from unskip.ship.verify import TOLERANCE, difference
+from unskip.ship.verify import TOLERANCE, difference, in_words
 
 Format = Literal["onnx", "pt2"]
 Run = Callable[[Tensor], Tensor]
@@ -89,6 +89,8 @@ def export(
             no file, or still the old one.
     """
     kind = _check_path(path)
+    if isinstance(opset, bool) or not isinstance(opset, int):
+        raise ValueError(f"export: opset={opset!r} must be a whole number, for instance {OPSET}.")
     network = _on_cpu(network)
     example = _check_example(network, example)
     if kind == "onnx":
@@ -100,9 +102,9 @@ def export(
     path = Path(path).expanduser()
     check_free(path, command="export", argument="path", force=force, overwrite="force=True")
 
+    about = _about(network, example) | _check_metadata(metadata or {})
     references = _references(network, example)
     program = _traced(network, example)
-    about = {**_about(network, example), **(metadata or {})}
     write = _write_onnx if kind == "onnx" else _write_pt2
     result: list[Exported] = []
 
@@ -160,10 +162,12 @@ def _on_cpu(network: nn.Module) -> nn.Module:
 def _check_example(network: nn.Module, example: Tensor) -> Tensor:
     """The example in the network's dtype, if the network takes it."""
     if not isinstance(example, Tensor) or not example.is_floating_point() or example.dim() < 2 or not len(example):
-        what = f"{example.dtype} {tuple(example.shape)}" if isinstance(example, Tensor) else repr(example)
         raise ValueError(
-            f"export: example={what} must be a batch of floating-point inputs, for instance torch.randn(2, 3, 32, 32)."
+            f"export: example={in_words(example)} must be a batch of floating-point inputs, for instance "
+            "torch.randn(2, 3, 32, 32)."
         )
+    if example.is_meta:
+        raise ValueError("export: the example is on the meta device and has no numbers; give real inputs.")
     like = next((t for t in (*network.parameters(), *network.buffers()) if t.is_floating_point()), example)
     example = example.detach().to("cpu", like.dtype).contiguous()
     try:
@@ -233,7 +237,7 @@ def _traced(network: nn.Module, example: Tensor) -> torch.export.ExportedProgram
     example = example if len(example) > 1 else torch.cat([example, example])
     free = {0: torch.export.Dim(BATCH, min=1)}
     try:
-        with _quiet(), torch.no_grad():
+        with quiet(), torch.no_grad():
             program = torch.export.export(network, (example.clone(),), dynamic_shapes=(free,))
     except Exception as error:  # torch.export has errors of many kinds
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -246,9 +250,9 @@ def _traced(network: nn.Module, example: Tensor) -> torch.export.ExportedProgram
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's chatter about itself."""
-    names = ("torch.onnx", "onnxscript", "onnx_ir")
+def quiet() -> Iterator[None]:
+    """Without the chatter of exporters and quantisers about themselves."""
+    names = ("", "torch.onnx", "onnxscript", "onnx_ir")  # onnxruntime's quantisation speaks through the root
     levels = {name: logging.getLogger(name).level for name in names}
     try:
         for name in names:
@@ -274,6 +278,15 @@ def _about(network: nn.Module, example: Tensor) -> dict[str, str]:
     return about
 
 
+def _check_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    for key, value in metadata.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise ValueError(
+                f"export: metadata has {key!r}: {value!r}, and a file holds text alone; write both as str."
+            )
+    return dict(metadata)
+
+
 def _checked(about: dict[str, str], error: float, references: _References) -> dict[str, str]:
     batches = ", ".join(map(str, references.batches))
     return {
@@ -297,7 +310,7 @@ def _write_pt2(
 ) -> Exported:
     def save(metadata: dict[str, str]) -> bytes:
         data = io.BytesIO()
-        with _quiet():
+        with quiet():
             torch.export.save(program, data, extra_files={METADATA: json.dumps(metadata, indent=1)})
         return data.getvalue()
 
@@ -350,7 +363,7 @@ def _onnx_model(program: torch.export.ExportedProgram, opset: int) -> Any:
     import onnxscript
 
     try:
-        with _quiet():
+        with quiet():
             written = torch.onnx.export(
                 program, (), dynamo=True, opset_version=opset, input_names=[INPUT], output_names=[OUTPUT],
                 optimize=False, verbose=False,

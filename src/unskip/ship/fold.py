@@ -114,7 +114,10 @@ def _refuse_skips(network: nn.Module) -> None:
                 "keeps its skip connection; unskip.models.to_plain makes this network plain, exactly, before fold.",
             )
         if getattr(module, "keeps_skip", False):
-            raise Refusal(path, f"({type(module).__name__}) keeps its skip connection, and fold is for plain networks.")
+            raise Refusal(
+                path, f"({type(module).__name__}) keeps its skip connection, and fold is for plain networks; where it "
+                "is made of convolutions, unskip.plainify(network, 'rm') removes it exactly."
+            )  # fmt: skip
     for path, block, reader in find_blocks(network):
         try:
             skip = reader is not None and reader.read(block, path).skip

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unskip.ship.export import INPUT, OPSET, SCOPES, Run, export, need_onnx, onnx_runner, set_metadata
+from unskip.ship.export import INPUT, OPSET, SCOPES, Run, export, need_onnx, onnx_runner, quiet, set_metadata
 from unskip.ship.files import check_free, write_atomically
+from unskip.ship.verify import in_words
 
 Bits = Literal[7, 8]
 Batches = Tensor | Iterable[Any]  # a tensor, or batches of a loader: tensors, or tuples that begin with one
@@ -137,14 +138,17 @@ def quantize(
     check_free(path, command="quantize", argument="path", force=force, overwrite="force=True")
     inputs = _inputs(calibrate)
     chunks = inputs.split(CHUNK)
-    pairs: Iterable[tuple[Tensor, Tensor | None]] = ((x, None) for x in chunks) if test is None else _pairs(test)
+    pairs: Iterable[tuple[Tensor, Tensor | None]] = (
+        ((x, None) for x in chunks) if test is None else _pairs(test, inputs.shape[1:])
+    )
     if isinstance(test, list | tuple):
         pairs = list(pairs)  # what is wrong with them is said before the work; a loader may be too large for that
 
     with tempfile.TemporaryDirectory() as folder:
         float_file, int8_file = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
         exported = export(network, float_file, example=chunks[0], opset=opset, metadata=metadata)
-        _quantize_file(float_file, int8_file, chunks, bits)
+        with quiet():
+            _quantize_file(float_file, int8_file, chunks, bits)
         runs = [onnx_runner(file.read_bytes()) for file in (float_file, int8_file)]
         accuracy = _compare(runs, pairs)
         compared = max(1, min(COMPARED, PIXELS // inputs[0].numel()))
@@ -175,10 +179,14 @@ def _inputs(batches: Batches) -> Tensor:
         parts = [batches]
     for part in parts:
         if not isinstance(part, Tensor) or not part.is_floating_point() or part.dim() < 2:
-            what = f"{part.dtype} {tuple(part.shape)}" if isinstance(part, Tensor) else repr(part)
             raise ValueError(
-                f"quantize: calibrate has {what[:80]} where a batch of floating-point inputs is expected; give a "
+                f"quantize: calibrate has {in_words(part)} where a batch of floating-point inputs is expected; give a "
                 "tensor, or batches of a loader."
+            )
+        if part.shape[1:] != parts[0].shape[1:]:
+            raise ValueError(
+                f"quantize: calibrate has inputs of shape {tuple(parts[0].shape[1:])} and of {tuple(part.shape[1:])}; "
+                "bring them to one size."
             )
     if not sum(map(len, parts)):
         raise ValueError("quantize: calibrate has no inputs; give some hundreds like those that the network will see.")
@@ -188,8 +196,8 @@ def _inputs(batches: Batches) -> Tensor:
     return inputs
 
 
-def _pairs(test: Labelled) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of inputs and classes."""
+def _pairs(test: Labelled, shape: torch.Size) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of inputs of this shape and their classes."""
     whole = isinstance(test, tuple) and len(test) == 2 and all(isinstance(part, Tensor) for part in test)
     for pair in [test] if whole else test:
         if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
@@ -200,6 +208,13 @@ def _pairs(test: Labelled) -> Iterator[tuple[Tensor, Tensor]]:
                 f"quantize: test has inputs {tuple(x.shape)} with classes {labels.dtype} {tuple(labels.shape)}; one "
                 "whole number for each input is expected."
             )
+        if x.shape[1:] != shape:
+            raise ValueError(
+                f"quantize: test has inputs of shape {tuple(x.shape[1:])}, and calibrate of {tuple(shape)}; both are "
+                "for the same network."
+            )
+        if not torch.isfinite(x).all():
+            raise ValueError("quantize: test has inputs that are not finite, and no answer to them is right.")
         yield from zip(x.detach().to("cpu", torch.float32).split(CHUNK), labels.to("cpu").split(CHUNK), strict=True)
 
 
@@ -208,7 +223,14 @@ def _compare(runs: Sequence[Run], batches: Iterable[tuple[Tensor, Tensor | None]
     right = [0, 0]
     labelled = False
     for x, labels in batches:
-        before, after = (run(x.contiguous()).argmax(1) for run in runs)
+        outputs = [run(x.contiguous()) for run in runs]
+        classes = outputs[0].shape[1]
+        if labels is not None and len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+            raise ValueError(
+                f"quantize: test has classes from {labels.min()} to {labels.max()}, and the network knows {classes}, "
+                f"from 0 to {classes - 1}."
+            )
+        before, after = (y.argmax(1) for y in outputs)
         total += len(x)
         same += int((before == after).sum())
         if labels is not None:

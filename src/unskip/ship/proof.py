@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from unskip.ship.verify import TOLERANCE, Check, verify
+from unskip.ship.verify import TOLERANCE, Check, in_words, verify
 
 EXACT = 1e-9  # relative error in float64 that an exact rewriting stays below
+RUN_ERRORS = (RuntimeError, ValueError, AssertionError, IndexError, TypeError)  # of a network on a wrong input
 FLOAT32_EPS_RATIO = 2.0**-29  # float64's rounding, relative to that of float32
 
 
@@ -41,6 +42,8 @@ def proven(
     """
     dtype, device = _stored(where, network)
     exact = verify(original, rewritten, x)
+    if not exact.finite:
+        raise ValueError(f"{where}: the network's output is not finite, so there is nothing to check the result by.")
     # A network that float32 moves far is moved by float64 too, by as much less as its numbers are finer.
     if exact.worst("float64") > max(EXACT, 10 * exact.rounding * FLOAT32_EPS_RATIO):
         raise ValueError(f"{where}: the new network is not the same function, so you don't get it.\n{exact}")
@@ -68,16 +71,26 @@ def _stored(where: str, network: nn.Module) -> tuple[torch.dtype, torch.device]:
 def find_example(where: str, network: nn.Module, example: Tensor | None) -> Tensor:
     """The given example in float64, or random inputs of a shape that the network takes."""
     if example is not None:
-        if not isinstance(example, Tensor) or not example.is_floating_point():
-            raise ValueError(f"{where}: example={example!r} must be a batch of floating-point inputs.")
-        return example.detach().to("cpu", torch.float64)
+        if not isinstance(example, Tensor) or not example.is_floating_point() or example.is_meta:
+            raise ValueError(f"{where}: example={in_words(example)} must be a batch of floating-point inputs.")
+        if not torch.isfinite(example).all():
+            raise ValueError(f"{where}: example has numbers that are not finite, so nothing can be checked on it.")
+        x = example.detach().to("cpu", torch.float64)
+        try:
+            with torch.no_grad():
+                network(x.clone())
+        except RUN_ERRORS as error:
+            raise ValueError(
+                f"{where}: {type(network).__name__} can't run on an example of shape {tuple(x.shape)}: {error}"
+            ) from error
+        return x
     generator = torch.Generator("cpu").manual_seed(0)
     for shape in _shapes(network):
         x = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
         try:
             with torch.no_grad():
                 network(x.clone())
-        except (RuntimeError, ValueError, AssertionError, IndexError, TypeError):
+        except RUN_ERRORS:
             continue
         return x
     raise ValueError(

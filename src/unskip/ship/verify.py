@@ -51,6 +51,7 @@ class Check:
     output: dict[tuple[Source, Precision], Error]
     layers: tuple[LayerCheck, ...]  # in the order in which they run
     rounding: float  # relative error that float32 alone makes at the output of a
+    finite: bool  # whether all that a puts out is a number
     causes: tuple[str, ...]  # what is known to set two networks apart and holds here, whole sentences
 
     def worst(self, precision: Precision | None = None) -> float:
@@ -114,15 +115,24 @@ class Check:
         shown = self._around(parting)
         lines += [_row(layer.path, layer.float32, layer.float64) for layer in shown]
         lines += ["", f"{len(self.layers)} layers compared by their paths, {len(shown)} shown."]
+        rewritten = [layer.path for layer in self.layers if layer.float64.relative > TOLERANCE]
         if parting is not None:
             lines.append(f"They part at {parting!r}.")
+        elif rewritten:
+            lines.append(
+                f"Not shown: rewritten layers, which write something else while what follows them agrees "
+                f"({len(rewritten)}, {rewritten[0]!r} first)."
+            )
+        if not self.finite and self.ok():
+            lines.append("The output of a is not finite: where both are infinite or NaN nothing was compared.")
         return "\n".join([*lines, *self.reasons()])
 
     def _around(self, path: str | None) -> Sequence[LayerCheck]:
-        """The layers around a path; without one, the worst in float64 of those that are left to choose from."""
+        """The layers around a path; without one, those of the layers that agree that are farthest apart in float64."""
         if path is None:
-            worst = sorted(self.layers, key=lambda layer: layer.float64.relative)[-SHOWN:]
-            return [layer for layer in self.layers if layer in worst][:SHOWN]
+            agree = [layer for layer in self.layers if layer.float64.relative <= TOLERANCE]
+            worst = sorted(agree, key=lambda layer: layer.float64.relative)[-SHOWN:]
+            return [layer for layer in agree if layer in worst]
         index = next(i for i, layer in enumerate(self.layers) if layer.path == path)
         return self.layers[max(0, index - SHOWN // 2) : index + SHOWN // 2]
 
@@ -147,9 +157,9 @@ def verify(a: nn.Module, b: nn.Module, example: Tensor, *, seed: int = 0) -> Che
             raise ValueError(f"verify: {name}={network!r} is not an nn.Module; give two networks to compare.")
         networks[name] = unwrap(network)
     if not isinstance(example, Tensor) or not example.is_floating_point() or example.numel() == 0:
-        what = f"{example.dtype} {tuple(example.shape)}" if isinstance(example, Tensor) else repr(example)
         raise ValueError(
-            f"verify: example={what} must be a batch of floating-point inputs, for instance torch.randn(2, 3, 32, 32)."
+            f"verify: example={in_words(example)} must be a batch of floating-point inputs, for instance "
+            "torch.randn(2, 3, 32, 32)."
         )
     device = _device_of(networks["a"], example)
     generator = torch.Generator("cpu").manual_seed(seed)
@@ -192,8 +202,17 @@ def verify(a: nn.Module, b: nn.Module, example: Tensor, *, seed: int = 0) -> Che
             if path in layers["float32"]
         ),
         rounding=max(difference(of_a[s, "float64"], of_a[s, "float32"].double()).relative for s in inputs),
+        finite=finite,
         causes=tuple(_causes(networks, finite)),
     )
+
+
+def in_words(example: object) -> str:
+    """An input that is none, for a message: its dtype and shape, or what it is instead."""
+    if isinstance(example, Tensor):
+        return f"{example.dtype} {tuple(example.shape)}"
+    text = repr(example)
+    return text if len(text) <= 80 and "\n" not in text else f"a {type(example).__name__}"
 
 
 def difference(y_a: Tensor, y_b: Tensor) -> Error:

@@ -79,7 +79,7 @@ def input_shape(network: nn.Module, example: Tensor | None) -> tuple[int, ...]:
     """The shape of one input: that of the example, or what the network says of itself, or an image of 224 px."""
     if example is not None:
         if not isinstance(example, Tensor) or example.ndim < 2:
-            what = tuple(example.shape) if isinstance(example, Tensor) else repr(example)
+            what = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
             raise ValueError(
                 f"cost: example={what} must be a batch of inputs, for instance torch.randn(1, 3, 224, 224)."
             )

@@ -112,7 +112,13 @@ def read_torch_file(path: Path, *, command: str = "train", way_out: str = START_
         raise ValueError(f"{command}: {path} can't be read: {error.strerror or error}. {way_out}") from error
     except zipfile.BadZipFile as error:
         raise ValueError(f"{command}: {path} is damaged, or no checkpoint at all: {error}. {way_out}") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, AttributeError, IndexError) as error:
+    except pickle.UnpicklingError as error:
+        # Not torch's own words, which recommend to run what is in the file.
+        raise ValueError(
+            f"{command}: {path} is no checkpoint of unskip, or damaged: it holds more than tensors and plain values. "
+            f"That would be code, and is not run. {way_out}"
+        ) from error
+    except (RuntimeError, EOFError, KeyError, AttributeError, IndexError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{command}: {path} is no checkpoint of unskip, or damaged: {reason} {way_out}") from error
 

@@ -57,8 +57,8 @@ def load_network(
     """A network by name, factory or checkpoint.
 
     Args:
-        word: a name of `unskip models` or of timm, `torchvision:NAME`, `package.module:function`, a checkpoint (or the
-            folder) of a run of `unskip train`, or what `unskip plainify` or `unskip fold` wrote.
+        word: a name of `unskip models` or of timm, `timm:NAME`, `torchvision:NAME`, `package.module:function`,
+            a checkpoint (or the folder) of a run of `unskip train`, or what `unskip plainify` or `unskip fold` wrote.
         method: makes the network skip-free with this method.
         weights: a file with a state dict for it.
         input_size: of one input; without it what the network says about itself, or a guess.
@@ -97,30 +97,23 @@ def _build(word: str, seed: int, tested: bool, command: str) -> Subject:
     if path.is_dir() and (path / "checkpoint.pt").is_file():
         return _from_run(path / "checkpoint.pt", tested, command)
     if path.is_file():
-        header = netfile.read_header(path, command=command) if _is_safetensors(path) else None
+        header = netfile.read_header(path, command=command) if path.suffix == ".safetensors" else None
         return _from_run(path, tested, command) if header is None else _from_file(path, header, command)
     if path.suffix in WEIGHT_FILES or "/" in word:
         raise ValueError(f"{command}: there is no file {word!r}.")
-    if ":" in word:
+    name = word.removeprefix("timm:")
+    if ":" in name:
         subject = _from_factory(word, seed, command)
     else:
         with seeded(seed):
-            network = create_model(word)
-        size = ENTRIES[word].input_size if word in ENTRIES else _timm_size(network) or ()
-        subject = Subject(name=word, network=network, input_size=size)
+            network = create_model(name)
+        size = ENTRIES[name].input_size if name in ENTRIES else _timm_size(network) or ()
+        subject = Subject(name=name, network=network, input_size=size)
     return replace(subject, origin={"word": word, "seed": seed})
 
 
 def _is_factory(word: str) -> bool:
-    return ":" in word and not word.startswith("torchvision:")
-
-
-def _is_safetensors(path: Path) -> bool:
-    """By what it holds: the length of a header, and the header, as JSON."""
-    if path.suffix != ".safetensors":
-        return False
-    with path.open("rb") as file:
-        return file.read(9)[8:] == b"{"
+    return ":" in word and not word.startswith(("timm:", "torchvision:"))
 
 
 def _timm_size(network: nn.Module) -> Shape | None:

@@ -51,7 +51,10 @@ def read_header(path: Path, *, command: str) -> Header | None:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(KEY)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{command}: {path} can't be read as safetensors: {error}.") from error
+        raise ValueError(
+            f"{command}: {path} can't be read as safetensors: {error}. It is damaged, or something else by that name. "
+            "To look at other weights name their network, and give the file with --weights."
+        ) from error
     if text is None:
         return None
     try:

@@ -1,3 +1,3 @@
-"""Readers of the networks that others have written. Importing this package registers them."""
+"""Readers of the networks that others have written, and of `residual_half`. Importing this package registers them."""
 
-from unskip.surgery.readers import resnet, mobilenet, transformer  # noqa: F401, I001
+from unskip.surgery.readers import resnet, mobilenet, transformer, residual_half  # noqa: F401, I001
