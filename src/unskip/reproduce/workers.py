@@ -11,7 +11,6 @@ runs of other settings is refused.
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -19,9 +18,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any
+from types import FrameType
 
+from unskip.train.machine import Stop
 from unskip.train.recipe import Recipe, load_recipe
 
 DIVERGED, STOPPED = 3, 75  # exit codes of `unskip train`
@@ -65,7 +64,7 @@ def train_all(
         say(f"{len(recipes) - len(left)} of {len(recipes)} runs are done already.")
     crew = Crew(folder, data, threads=max(1, (os.cpu_count() or 1) // at_once))
     failures = []
-    with Signals(), ThreadPoolExecutor(at_once) as pool:
+    with Pause(), ThreadPoolExecutor(at_once) as pool:
         futures = {pool.submit(crew.train, name, recipes[name]): name for name in left}
         try:
             for future in as_completed(futures):
@@ -136,31 +135,12 @@ class Crew:
             process.wait()
 
 
-class Signals:
-    """SIGINT and SIGTERM raise Paused, in the main thread alone, until `restore`."""
+class Pause(Stop):
+    """SIGINT and SIGTERM raise Paused at once; a second one acts as it always does."""
 
-    def __init__(self) -> None:
-        self.before: dict[int, Any] = {}
-
-    def __enter__(self) -> "Signals":
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.before[number] = signal.signal(number, self.pause)
-        return self
-
-    def pause(self, number: int, frame: FrameType | None) -> None:
-        self.restore()  # a second one acts as it always does
-        raise Paused(
-            f"reproduce: stopped by {signal.Signals(number).name}; every run is saved, and the same command goes on."
-        )
-
-    def restore(self) -> None:
-        while self.before:
-            number, handler = self.before.popitem()
-            signal.signal(number, handler)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.restore()
+    def note(self, number: int, frame: FrameType | None) -> None:
+        super().note(number, frame)
+        raise Paused(f"reproduce: stopped by {self.asked}; every run is saved, and the same command goes on.")
 
 
 def check_recipe(folder: Path, name: str, wanted: Recipe) -> None:
