@@ -67,7 +67,7 @@ def test_a_method_for_training_from_scratch_says_so(tmp_path: Path) -> None:
         (["resnet20", "-o", "a.safetensors", "--limit", "1.5"], "1.9 times its parameters, more than limit=1.5"),
         pytest.param(
             ["resnet50", "-o", "a.safetensors"],
-            "would have 10.9 times its parameters, more than limit=4",
+            "plainify: the network would have 10.9 times its parameters, more than limit=4",
             marks=pytest.mark.full,
         ),
         (["resnet20", "-o", "a.safetensors", "--method", "mr"], "method='mr' is not known"),

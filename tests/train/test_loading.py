@@ -60,6 +60,7 @@ def test_a_method_is_applied_and_the_seed_decides_the_weights() -> None:
         (f"{HERE}:needs_an_argument", r"failed when it was called without arguments: TypeError: .*width"),
         (f"{HERE}:lazy", r"does not say what it reads"),
         (f"{HERE}:words", r"does not say what it reads.*--input-size.*unskip.diagnose"),
+        ("tests/train", r"the folder 'tests/train' holds no checkpoint.pt of a run"),
         ("runs/nowhere/checkpoint.pt", r"there is no file 'runs/nowhere/checkpoint.pt'"),
     ],
 )

@@ -77,7 +77,7 @@ class Quantized:
         a = self.accuracy
         lines = [
             f"{self.path}: INT8, weights of {self.bits} bits with a scale for each channel, calibrated on "
-            f"{self.calibrated:,} inputs; {self.bytes_before:,} bytes before, {self.bytes_after:,} after.",
+            f"{_inputs_in_words(self.calibrated)}; {self.bytes_before:,} bytes before, {self.bytes_after:,} after.",
         ]
         if a.before is not None and a.after is not None:
             lines.append(
@@ -167,6 +167,10 @@ def quantize(
         )
     write_atomically(path, lambda file: file.write(data), command="quantize")
     return result
+
+
+def _inputs_in_words(count: int) -> str:
+    return f"{count:,} input{'' if count == 1 else 's'}"
 
 
 def _inputs(batches: Batches) -> Tensor:
@@ -330,7 +334,7 @@ def _with_metadata(
     said = {
         **metadata,
         "int8": f"static, QDQ, weights of {bits} bits for each channel, onnxruntime {onnxruntime.__version__}",
-        "calibrated on": f"{calibrated} inputs",
+        "calibrated on": _inputs_in_words(calibrated),
         "int8 agreement": f"{accuracy.agreement:.2f} % of {accuracy.inputs}",
     }
     if accuracy.before is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 import torchvision
 from safetensors import SafetensorError
@@ -99,6 +100,8 @@ def _build(word: str, seed: int, tested: bool, command: str) -> Subject:
     if path.is_file():
         header = netfile.read_header(path, command=command) if path.suffix == ".safetensors" else None
         return _from_run(path, tested, command) if header is None else _from_file(path, header, command)
+    if path.is_dir() and not timm.is_model(word):
+        raise ValueError(f"{command}: the folder {word!r} holds no checkpoint.pt of a run of `unskip train`.")
     if path.suffix in WEIGHT_FILES or "/" in word:
         raise ValueError(f"{command}: there is no file {word!r}.")
     name = word.removeprefix("timm:")
@@ -268,10 +271,7 @@ def _sizes(recipe: Recipe, classes: int, channels: int) -> DataSet:
 
 def _state_dict(path: Path, command: str) -> dict[str, Tensor]:
     """The tensors of a file: a state dict, or one inside what a training script has saved."""
-    way_out = (
-        "A file of weights is a state dict, saved with torch.save(net.state_dict(), path) or as safetensors; a whole "
-        "network that was pickled is code, and is not run."
-    )
+    way_out = "A file of weights is a state dict, saved with torch.save(net.state_dict(), path) or as safetensors."
     if path.suffix == ".safetensors":
         try:
             return load_file(path)

@@ -1,5 +1,6 @@
 """What `unskip plainify`, `unskip fold` and `unskip export` do: a network from a word, a file, and its proof."""
 
+import math
 import sys
 import tomllib
 import warnings
@@ -119,6 +120,8 @@ def plainify_to_file(
         return str(price)
     exact = getattr(how, "exact", False)
     if exact:
+        hint = getattr(how, "cheaper", "") + ' (--limit, --options "{...}")'
+        price.check(getattr(how, "limit", math.inf), "plainify", hint)
         network = convert(subject.network, how, example=example)
         proof = str(network.conversion.check)  # type: ignore[union-attr]
     else:
