@@ -36,7 +36,9 @@ def answers(file: Path, x: torch.Tensor) -> np.ndarray:
 def test_from_a_run_to_onnx(trained: Path, tmp_path: Path) -> None:
     folded, file = tmp_path / "net.safetensors", tmp_path / "net.onnx"
     shown = invoke("fold", trained, "-o", folded)
-    assert shown.startswith("The networks agree: ")
+    assert shown.startswith("one image of 1 x 8 x 8 ")  # what folding costs
+    assert "parameters                          0.13 M        0.27 M     1.9" in shown
+    assert "\nThe networks agree: " in shown
     assert f"{folded}: pnnh_resnet20 of digits, folded (dense), " in shown
     shown = invoke("export", folded, "-o", file, "--opset", 20)
     assert shown.startswith("pnnh_resnet20 of digits, folded (dense)\n")

@@ -18,7 +18,8 @@ from unskip.ship.export import OPSET
 from unskip.ship.files import check_free
 from unskip.ship.fold import Form, Refusal
 from unskip.ship.int8 import LIMIT, Bits
-from unskip.surgery import cost, plainify
+from unskip.surgery import Cost, cost, plainify
+from unskip.surgery.cost import on_meta, size
 from unskip.train import netfile
 from unskip.train.feed import Feed, make_feed
 from unskip.train.loading import Shape, Subject, load_network, parse_shape, save_network
@@ -59,8 +60,8 @@ def source_of(word: str, *, weights: Path | None, input_size: str | None, seed: 
         sys.path.insert(0, str(Path.cwd()))  # as `python -m` does, so that a module in the current folder is found
     if seed < 0:
         raise ValueError(f"{command}: --seed {seed} must not be negative.")
-    size = None if input_size is None else parse_shape(input_size, command=command)
-    return Source(word=word, weights=weights, input_size=size, seed=seed)
+    shape = None if input_size is None else parse_shape(input_size, command=command)
+    return Source(word=word, weights=weights, input_size=shape, seed=seed)
 
 
 def example_for(subject: Subject) -> Tensor:
@@ -133,8 +134,8 @@ def plainify_to_file(
     step = {"plainify": method, "options": chosen}
     name = f"{subject.name}, {method}"
     subject = replace(subject, name=name, network=network, steps=(*subject.steps, step))
-    size = save_network(out, subject, proof=proof, force=force, command="plainify")
-    return f"{price}\n\n{proof}\n\n{out}: {name}, {price.after.parameters:,} parameters, {size:,} bytes."
+    written = save_network(out, subject, proof=proof, force=force, command="plainify")
+    return f"{price}\n\n{proof}\n\n{out}: {name}, {price.after.parameters:,} parameters, {written:,} bytes."
 
 
 # ---------------------------------------------------------------- fold
@@ -143,12 +144,13 @@ def plainify_to_file(
 def fold_to_file(source: Source, out: Path, *, form: Form = "dense", force: bool = False) -> str:
     """Folds a network into a file. Returns what to print."""
     netfile.check_path(out, force=force, command="fold")
-    subject = source.load("fold")
-    subject = _folded(subject, form)
+    given = source.load("fold")
+    subject = _folded(given, form)
+    before, after = (size(on_meta(s.network), s.input_size) for s in (given, subject))
+    price = Cost(before=before, after=after, shape=given.input_size)
     check = subject.network.folding.check  # type: ignore[union-attr]
-    size = save_network(out, subject, proof=str(check), force=force, command="fold")
-    parameters = sum(p.numel() for p in subject.network.parameters())
-    return f"{check}\n\n{out}: {subject.name}, {parameters:,} parameters, {size:,} bytes."
+    written = save_network(out, subject, proof=str(check), force=force, command="fold")
+    return f"{price}\n\n{check}\n\n{out}: {subject.name}, {after.parameters:,} parameters, {written:,} bytes."
 
 
 def _folded(subject: Subject, form: Form) -> Subject:
@@ -206,17 +208,18 @@ def export_to_file(
         raise ValueError(f"export: --fold {form!r} must be {', '.join(get_args(FoldFirst))}.")
     opset = OPSET if opset is None else opset
     check_free(out, command="export", argument="--out", force=force, overwrite="--force")
-    subject = source.load("export")
-    words = subject.name
+    subject = given = source.load("export")
+    words = given.name
     if form in get_args(Form):
-        subject = _folded(subject, form)  # type: ignore[arg-type]
-        words = subject.name
+        subject = _folded(given, form)  # type: ignore[arg-type]
     elif form == "auto" and not any("fold" in step for step in subject.steps):
         try:
-            subject = _folded(subject, "dense")
-            words = subject.name
+            subject = _folded(given, "dense")
         except Refusal as reason:
-            words = f"{subject.name}, as it is ({reason})"
+            words = f"{given.name}, as it is ({reason})"
+    if subject is not given:
+        before, after = (sum(p.numel() for p in s.network.parameters()) for s in (given, subject))
+        words = f"{subject.name}: {before:,} parameters before, {after:,} now"
     if int8 is None:
         return words, export(subject.network, out, example=example_for(subject), opset=opset, force=force)
     calibrate, test, metadata = _prepared(subject, int8)
