@@ -5,6 +5,8 @@
 The queue is a JSON list of jobs, {"name": ..., "network": {fields of NetworkConfig}, "train": {fields of TrainConfig}}.
 It is read again whenever a slot is free, so jobs can be added while others train; a name runs once.
 Results go to OUT/epochs.jsonl (one line an epoch) and OUT/results.jsonl (one line a finished job).
+With --seconds every network stops at the end of an epoch after so long, and leaves OUT/NAME.state.pt; --resume DIR
+goes on from such files where they are.
 
 Recipe: papers/pnnh.md, section 5.2 (SGD, momentum 0.9, batch 128, learning rate 0.1, cosine, weight decay 3e-4),
 with fewer epochs and one epoch of warm-up.
@@ -203,6 +205,7 @@ class Flat:
             block.fused = SimpleNamespace(
                 w1=self.work[w1], w2=w2, dw1=self.grad[w1], dw2=dw2,
                 norm1=views[block.norm1], norm2=views[block.norm2], path=block.path, last=block.last,
+                lasting=block.lasting,
             )  # fmt: skip
 
     def tie(self, block, slices: dict) -> tuple[Tensor, Tensor]:
@@ -270,6 +273,7 @@ class Trainer:
         self.cursor = torch.zeros((), dtype=torch.long, device=device)
         self.schedule = torch.tensor([self.lr_at(t) for t in range(config.epochs * self.steps + 8)], device=device)
         self.sums = torch.zeros(2, device=device)  # loss, wrong
+        self.epoch = 0  # how many are over
         self.stream = self.graph = None
         if device == "cuda":
             # A very deep network is a long chain of small kernels: it goes first, the others fill the gaps.
@@ -364,10 +368,30 @@ class Trainer:
                 state[f"{name}.mean"], state[f"{name}.var"] = module.mean.cpu(), module.var.cpu()
         return state
 
-    def run(self, log) -> dict:
+    def save(self, file: Path) -> None:
+        """Everything that the next epoch depends on; the bfloat16 copy of the weights follows from the master."""
+        torch.save(
+            {
+                "epoch": self.epoch, "master": self.flat.master, "momentum": self.flat.momentum, "cursor": self.cursor,
+                "buffers": list(self.network.buffers()), "generator": self.generator.get_state(),
+            },
+            file,
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def resume(self, file: Path) -> None:
+        kept = torch.load(file, map_location=self.labels.device, weights_only=True)
+        self.epoch = kept["epoch"]
+        self.generator.set_state(kept["generator"].cpu())
+        held = [self.flat.master, self.flat.momentum, self.cursor, *self.network.buffers()]
+        for t, value in zip(held, [kept["master"], kept["momentum"], kept["cursor"], *kept["buffers"]], strict=True):
+            t.copy_(value)
+        self.flat.work.copy_(self.flat.master[: self.flat.split])
+
+    def run(self, log, deadline: float = math.inf) -> dict:
         start, config = time.time(), self.config
         row, status = {}, "done"
-        for epoch in range(config.epochs):
+        for epoch in range(self.epoch, config.epochs):
             with self.gate.shared():
                 self.next_epoch()
             self.replay(self.steps)
@@ -380,9 +404,12 @@ class Trainer:
                 "seconds": time.time() - start,
             }  # fmt: skip
             log("epochs.jsonl", row)
+            self.epoch = epoch + 1
             if not math.isfinite(loss):
                 status = "diverged"
                 break
+            if time.time() > deadline and self.epoch < config.epochs:
+                return {**row, "status": "paused", "parameters": self.parameters}
         with self.gate.shared():
             test_error, test_loss = self.evaluate(*self.data.test)
         return {
@@ -398,8 +425,18 @@ class Trainer:
 
 
 class Engine:
-    def __init__(self, data: Data, out: Path, queue: Path, slots: int, mode: str):
+    def __init__(
+        self,
+        data: Data,
+        out: Path,
+        queue: Path,
+        slots: int,
+        mode: str,
+        seconds: float = math.inf,
+        resume: Path | None = None,
+    ):
         self.data, self.out, self.queue, self.slots, self.mode = data, out, queue, slots, mode
+        self.deadline, self.resume = time.time() + seconds, resume
         self.lock, self.started, self.gate = threading.Lock(), set(), Gate()
         self.builder = ThreadPoolExecutor(
             1
@@ -423,7 +460,7 @@ class Engine:
         return None
 
     def slot(self, once: bool) -> None:
-        while not (self.out / "stop").exists():
+        while not (self.out / "stop").exists() and time.time() < self.deadline:
             job = self.next_job()
             if job is None:
                 if once:
@@ -447,9 +484,14 @@ class Engine:
         network, config = NetworkConfig(**network), TrainConfig(**job.get("train", {}))
         trainer = self.builder.submit(self.build, job["name"], network, config).result()
         built = time.time() - start
+        state = f"{job['name']}.state.pt"
         with torch.cuda.stream(trainer.stream):
-            result = trainer.run(self.log)
-            if job.get("save"):
+            if self.resume is not None and (self.resume / state).exists():
+                trainer.resume(self.resume / state)
+            result = trainer.run(self.log, self.deadline)
+            if result["status"] == "paused":
+                trainer.save(self.out / state)
+            elif job.get("save"):
                 torch.save(trainer.weights(), self.out / f"{job['name']}.pt")
         self.log(
             "results.jsonl", {**result, "build_seconds": built, "network": asdict(network), "train": asdict(config)}
@@ -471,10 +513,15 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--mode", default="fused", choices=["fused", "compiled", "eager"])
     parser.add_argument("--once", action="store_true", help="stop when the queue is empty")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="pause at the end of an epoch after so long")
+    parser.add_argument("--resume", type=Path, help="folder of NAME.state.pt files to go on from")
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     torch.backends.cudnn.benchmark = True
-    Engine(Data(args.data, args.device), args.out, args.queue, args.slots, args.mode).work(args.once)
+    engine = Engine(
+        Data(args.data, args.device), args.out, args.queue, args.slots, args.mode, args.seconds, args.resume
+    )
+    engine.work(args.once)
 
 
 if __name__ == "__main__":

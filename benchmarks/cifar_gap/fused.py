@@ -62,8 +62,9 @@ def conv_kernel(
     src, w, out, sums, squares, e1, e2, out_sums, out_sums2,
     P: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     CI: tl.constexpr, CO: tl.constexpr, COP: tl.constexpr, BLOCK: tl.constexpr,
+    CT: tl.constexpr, RP: tl.constexpr,  # inputs read through all taps; the others, padded, through the centre alone
     ALL: tl.constexpr,  # taps of the kernel: 9 (3x3) or 1 (1x1)
-    TAPS: tl.constexpr, KP: tl.constexpr,  # taps of one row taken together (1 or 3), and TAPS * CI padded
+    TAPS: tl.constexpr, KP: tl.constexpr,  # taps of one row taken together (1 or 3), and TAPS * CT padded
     FLIP: tl.constexpr,  # transposed convolution
     EPILOGUE: tl.constexpr,  # 0 none; 1 relu(acc + M e1); 2 acc [e2 > 0]; 3 (acc + M e1) [e2 > 0]
     STATS: tl.constexpr,  # 0 none; 1 sums of out and out^2; 2 sums of out and out * u_hat, u = e1
@@ -77,20 +78,31 @@ def conv_kernel(
     for t in range(ALL // TAPS):
         dy = t * TAPS // 3 - 1 if ALL == 9 else 0
         dx = -1 if TAPS == 3 else (t % 3 - 1 if ALL == 9 else 0)
-        km = k < TAPS * CI
+        km = k < TAPS * CT
         ok = (row + dy >= 0) & (row + dy < H)
         if TAPS == 3:
-            column = col[:, None] + (k // CI)[None, :] - 1
+            column = col[:, None] + (k // CT)[None, :] - 1
             mask = ok[:, None] & km[None, :] & (column >= 0) & (column < W)
         else:
             mask = (ok & (col + dx >= 0) & (col + dx < W))[:, None] & km[None, :]
-        v = tl.load(src + (p + dy * W + dx)[:, None] * CI + k[None, :], mask=mask, other=0.0)
+        at_v = k // CT * CI + k % CT
+        v = tl.load(src + (p + dy * W + dx)[:, None] * CI + at_v[None, :], mask=mask, other=0.0)
         if FLIP:
-            tap = ALL - 1 - t * TAPS - k // CI
-            at_w = (k % CI * (ALL * CO) + tap * CO)[:, None] + co[None, :]
+            tap = ALL - 1 - t * TAPS - k // CT
+            at_w = (k % CT * (ALL * CO) + tap * CO)[:, None] + co[None, :]
         else:
-            at_w = co[None, :] * (ALL * CI) + t * TAPS * CI + k[:, None]
+            at_w = co[None, :] * (ALL * CI) + t * TAPS * CI + at_v[:, None]
         weight = tl.load(w + at_w, mask=km[:, None] & om[None, :], other=0.0)
+        acc = tl.dot(v, weight, acc)
+    if CT < CI:
+        r = CT + tl.arange(0, RP)
+        rm = r < CI
+        v = tl.load(src + p[:, None] * CI + r[None, :], mask=(p >= 0)[:, None] & rm[None, :], other=0.0)
+        if FLIP:
+            at_w = (r * (ALL * CO) + ALL // 2 * CO)[:, None] + co[None, :]
+        else:
+            at_w = co[None, :] * (ALL * CI) + ALL // 2 * CI + r[:, None]
+        weight = tl.load(w + at_w, mask=rm[:, None] & om[None, :], other=0.0)
         acc = tl.dot(v, weight, acc)
     mask = (p >= 0)[:, None] & om[None, :]
     at = p[:, None] * CO + co[None, :]
@@ -117,28 +129,33 @@ def wgrad_kernel(
     g, x, dw,
     H: tl.constexpr, W: tl.constexpr,
     CG: tl.constexpr, CX: tl.constexpr, CGP: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr,
+    FIRST: tl.constexpr, CT: tl.constexpr,  # of x, the channels from FIRST on, so many
+    CENTRE: tl.constexpr,  # through the centre alone
     ALL: tl.constexpr, TAPS: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
     """dw[o, tap, i] += sum over the program's pixels of g[p, o] x[p + tap, i], for one tap or the three of a row."""
     chunk, t = tl.program_id(0), tl.program_id(1)
+    if CENTRE:
+        t = ALL // 2
     dy = t * TAPS // 3 - 1 if ALL == 9 else 0
     dx = -1 if TAPS == 3 else (t % 3 - 1 if ALL == 9 else 0)
     o, k = tl.arange(0, CGP), tl.arange(0, KP)
-    om, km = o < CG, k < TAPS * CX
+    om, km = o < CG, k < TAPS * CT
+    at_x = k // CT * CX + FIRST + k % CT
     acc = tl.zeros((CGP, KP), tl.float32)
     for turn in range(TURNS):
         p = (chunk * TURNS + turn) * BLOCK + tl.arange(0, BLOCK)
         row, col = (p // W) % H + dy, p % W
         ok = (row >= 0) & (row < H)
         if TAPS == 3:
-            column = col[:, None] + (k // CX)[None, :] - 1
+            column = col[:, None] + (k // CT)[None, :] - 1
             mask = ok[:, None] & km[None, :] & (column >= 0) & (column < W)
         else:
             mask = (ok & (col + dx >= 0) & (col + dx < W))[:, None] & km[None, :]
         gv = tl.load(g + p[:, None] * CG + o[None, :], mask=ok[:, None] & om[None, :], other=0.0)
-        v = tl.load(x + (p + dy * W + dx)[:, None] * CX + k[None, :], mask=mask, other=0.0)
+        v = tl.load(x + (p + dy * W + dx)[:, None] * CX + at_x[None, :], mask=mask, other=0.0)
         acc = tl.dot(tl.trans(gv), v, acc)
-    tl.atomic_add(dw + o[:, None] * (ALL * CX) + t * TAPS * CX + k[None, :], acc, mask=om[:, None] & km[None, :])
+    tl.atomic_add(dw + o[:, None] * (ALL * CX) + t * TAPS * CX + at_x[None, :], acc, mask=om[:, None] & km[None, :])
 
 
 @triton.jit
@@ -190,32 +207,44 @@ def pixels(x: Tensor) -> tuple[int, int, int]:
     return x.shape[0] * x.shape[2] * x.shape[3], x.shape[2], x.shape[3]
 
 
-def taps(channels: int, weight: Tensor, outputs: int) -> tuple[int, int, int]:
-    """Taps of the kernel that this flat weight holds, taps taken together, and the padded length of their product."""
-    every = weight.numel() // (channels * outputs)
+def taps(channels: int, every: int) -> tuple[int, int, int]:
+    """Taps of the kernel, taps taken together, and the padded length of their product."""
     together = 3 if channels <= 16 and every == 9 else 1
     return every, together, padded(together * channels)
 
 
-def conv(src, w, out, *, norm=None, e1=None, e2=None, sums=None, flip=False, epilogue=0, stats=0, path="none") -> None:
+def conv(
+    src, w, out, *, norm=None, e1=None, e2=None, sums=None, flip=False, epilogue=0, stats=0, path="none", lasting=None
+) -> None:
+    """`lasting`: so many channels of src are read through all taps, the others through the centre alone; None: all."""
     (P, H, W), ci, co = pixels(src), src.shape[1], out.shape[1]
+    ct = lasting or ci
     block = min(P, 128 if P >= 32768 else 64)
     mean_sums, square_sums = norm[:2] if norm else (w, w)
     out_sums, out_sums2 = sums or (w, w)
     conv_kernel[(P // block,)](
         src, w, out, mean_sums, square_sums, w if e1 is None else e1, w if e2 is None else e2, out_sums, out_sums2,
-        P, H, W, ci, co, padded(co), block, *taps(ci, w, co), flip, epilogue, stats, *PATHS[path], num_warps=4,
+        P, H, W, ci, co, padded(co), block, ct, padded(ci - ct), *taps(ct, w.numel() // (ci * co)), flip, epilogue,
+        stats, *PATHS[path], num_warps=4,
     )  # fmt: skip
 
 
-def wgrad(g, x, dw) -> None:
+def wgrad(g, x, dw, lasting=None) -> None:
     (P, H, W), cg, cx = pixels(x), g.shape[1], x.shape[1]
     block = min(P, 128 if cg <= 128 else 64)  # shared memory
     turns = max(1, min(8, P // block // 32))
-    every, together, kp = taps(cx, dw, cg)
-    wgrad_kernel[(P // block // turns, every // together)](
-        g, x, dw, H, W, cg, cx, padded(cg), block, turns, every, together, kp, num_warps=4
-    )
+    every = dw.numel() // (cg * cx)
+    lasting = lasting or cx
+
+    def launch(first: int, channels: int, centre: bool) -> None:
+        _, together, kp = taps(channels, 1 if centre else every)
+        wgrad_kernel[(P // block // turns, 1 if centre else every // together)](
+            g, x, dw, H, W, cg, cx, padded(cg), block, turns, first, channels, centre, every, together, kp, num_warps=4
+        )
+
+    launch(0, lasting, False)
+    if lasting < cx:
+        launch(lasting, cx - lasting, True)
 
 
 def norm_pass(u, extra, out, mode, norm, path="none") -> None:
@@ -240,8 +269,14 @@ def norm_pass(u, extra, out, mode, norm, path="none") -> None:
 
 
 class FusedBlock(torch.autograd.Function):
-    """A stride-1 block. `block` gives w1, w2 (memory O, kh, kw, I), dw1, dw2 (float32), norm1, norm2 = (sums, sums of
-    squares, gain, bias, gradient of the gain, of the bias), path, and last: the gradient comes from outside."""
+    """A stride-1 block. `block` gives
+
+    w1, w2          memory O, kh, kw, I; dw1, dw2 their gradients in float32
+    norm1, norm2    (sums, sums of squares, gain, bias, gradient of the gain, of the bias)
+    path            of the coder
+    lasting         channels of x that are read, and of y that are written, through all taps; None: all
+    last            whether the gradient comes from outside
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, block) -> Tensor:
@@ -252,7 +287,7 @@ class FusedBlock(torch.autograd.Function):
             (batch, hidden, height, width), dtype=x.dtype, device=x.device, memory_format=torch.channels_last
         )
         a, y = torch.empty_like(u), torch.empty_like(x)
-        conv(x, block.w1, u, sums=block.norm1[:2], stats=1)
+        conv(x, block.w1, u, sums=block.norm1[:2], stats=1, lasting=block.lasting)
         norm_pass(u, None, a, 0, block.norm1)
         if block.norm2 is None:
             conv(a, block.w2, y, e1=x, epilogue=1, path=block.path)
@@ -278,9 +313,12 @@ class FusedBlock(torch.autograd.Function):
             norm_pass(rest[0], g, None, 2, block.norm2)
             norm_pass(rest[0], g, go, 3, block.norm2)
         g_gamma, g_beta = block.norm1[4:]
-        conv(go, block.w2, b, norm=block.norm1, e1=u, e2=a, sums=(g_beta, g_gamma), flip=True, epilogue=2, stats=2)
+        conv(
+            go, block.w2, b, norm=block.norm1, e1=u, e2=a, sums=(g_beta, g_gamma), flip=True, epilogue=2, stats=2,
+            lasting=block.lasting,
+        )  # fmt: skip
         wgrad(go, a, block.dw2)
         norm_pass(u, b, v, 3, block.norm1)
         conv(v, block.w1, gx, e1=g, e2=x, flip=True, epilogue=3, path=block.path)
-        wgrad(v, x, block.dw1)
+        wgrad(v, x, block.dw1, block.lasting)
         return gx, None

@@ -185,7 +185,7 @@ class ResidualBlock(nn.Module):
     ):
         super().__init__()
         self.pieces, self.stride, self.more = pieces, stride, cout - cin
-        self.path, self.fused, self.can_fuse = "identity", None, stride == 1
+        self.path, self.fused, self.can_fuse, self.lasting = "identity", None, stride == 1, None
         self.conv1, self.norm1 = conv(cin, cout, 3, stride, generator), Norm(cout)
         self.conv2, self.norm2 = conv(cout, cout, 3, 1, generator), Norm(cout, gain=0.0 if config.zero_last else 1.0)
 
@@ -226,6 +226,7 @@ class PnnhBlock(nn.Module):
             and not (config.gain or config.bias2)
         )
         self.fused = None  # views into the flat weights, set by the engine
+        self.lasting = cin // 2 if config.centred else None  # channels that use all taps; None: all
         if config.path == "turns" and index % 2 == 1:
             self.path = "pair"  # the two pairings take turns; "turns" is the shifted one
         self.whole = stride != 1 and config.transition == "whole"
