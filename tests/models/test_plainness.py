@@ -38,13 +38,19 @@ def additions(program: torch.export.ExportedProgram) -> list[fx.Node]:
 
 
 def weight_of(node: fx.Node, program: torch.export.ExportedProgram) -> str:
-    """The name of the weight in the convolution that made this node, looking through norms."""
+    """The name of the weight in the convolution that made this node, looking through norms.
+
+    A layer may put its weight together from several (taps here, centres there); they are all its own.
+    """
     while "conv" not in str(node.target):
         assert "batch_norm" in str(node.target), f"{node} ({node.target}) is neither convolution nor norm"
         node = node.args[0]
-    placeholder = node.args[1]
+    weight = node.args[1]
     signature = program.graph_signature
-    return {**signature.inputs_to_parameters, **signature.inputs_to_buffers}[placeholder.name]
+    known = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    names = sorted(known[part.name] for part in {weight, *ancestors(weight)} if part.op == "placeholder")
+    assert len({name.rpartition(".")[0] for name in names}) == 1, names
+    return names[0]
 
 
 def ancestors(node: fx.Node) -> set[fx.Node]:
