@@ -1,4 +1,4 @@
-"""Cost by depth and by batch: PNNH and residual CIFAR networks of 20 to 1,202 layers. On an H200 about 2 minutes.
+"""Cost by depth and by batch: PNNH and residual CIFAR networks of 20 to 1,202 layers.
 
     python benchmarks/linear_cost.py OUT
     python benchmarks/linear_cost.py OUT --device cpu --depth 20 56 110 --batch 4 --batches 2 4 8     # to try it out

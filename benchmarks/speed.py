@@ -1,4 +1,4 @@
-"""Speed and memory of PNNH beside timm's residual networks, all in one call; on an H200 about 8 minutes.
+"""Speed and memory of PNNH beside timm's residual networks, all in one call.
 
     python benchmarks/speed.py OUT                                   # the table of docs/bench.md, most important first
     python benchmarks/speed.py OUT --family resnet34 --blocks fast lean     # one family, ways to compute the block

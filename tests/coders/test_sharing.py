@@ -13,7 +13,6 @@ from torchvision.models._utils import IntermediateLayerGetter
 import unskip
 from unskip.coders import Coder, CoderRef
 from unskip.models.cifar import cifar_resnet
-from unskip.models.named import PNNH_HE
 
 
 def network() -> nn.Module:
@@ -76,8 +75,8 @@ def test_meta_to_empty_load() -> None:
 
 @torch.no_grad()
 def test_features_only_of_timm() -> None:
-    whole = timm.create_model(PNNH_HE.format(20), pretext="random").eval()
-    features = timm.create_model(PNNH_HE.format(20), pretext="random", features_only=True, out_indices=(1,)).eval()
+    whole = timm.create_model("pnnh_resnet20", pretext="random").eval()
+    features = timm.create_model("pnnh_resnet20", pretext="random", features_only=True, out_indices=(1,)).eval()
     features.load_state_dict(whole.state_dict(), strict=False)
     x = torch.randn(2, 3, 16, 16)
     expected = whole.layer2(whole.layer1(whole.act1(whole.bn1(whole.conv1(x)))))

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import unskip
 from unskip.methods import PNNH, CentredConv2d
 from unskip.models.cifar import cifar_resnet
-from unskip.models.named import PNNH_HE, WIDTHS
+from unskip.models.named import WIDTHS
 from unskip.ship.flow import trace
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "cifar_gap"
@@ -82,9 +82,9 @@ TWICE = {"widths": (32, 64, 128), "hidden": {32: 8, 64: 16, 128: 31}}
     [
         ("pnnh_resnet110_wide", {}, {**CENTRED, "widths": WIDTHS, "hidden": (8, 12, 19)}),
         ("pnnh_resnet110_wide", TWICE, {**CENTRED, "widths": (32, 64, 128), "hidden": (8, 16, 31)}),
-        (PNNH_HE.format(20), {}, {"blocks": 3, "head_norm": True}),
-        (PNNH_HE.format(20), {"head_norm": False}, {"blocks": 3}),
-        (PNNH_HE.format(20), {"widths": (32, 64, 128), "hidden": {32: 8, 64: 8, 128: 16}},
+        ("pnnh_resnet20", {}, {"blocks": 3, "head_norm": True}),
+        ("pnnh_resnet20", {"head_norm": False}, {"blocks": 3}),
+        ("pnnh_resnet20", {"widths": (32, 64, 128), "hidden": {32: 8, 64: 8, 128: 16}},
          {"blocks": 3, "widths": (32, 64, 128), "hidden": (8, 8, 16), "head_norm": True}),
     ],
     ids=["centred, 3x", "centred, 2x", "He's widths", "without head norm", "wide, pair average"],
@@ -115,7 +115,7 @@ def test_parameters_and_the_budget() -> None:
     with torch.device("meta"):
         assert count(unskip.create_model("pnnh_resnet110_wide")) == 926_230
         assert count(unskip.create_model("pnnh_resnet110_wide", **TWICE)) == 936_614
-        assert count(unskip.create_model(PNNH_HE.format(110))) == 862_522 + 128
+        assert count(unskip.create_model("pnnh_resnet110")) == 862_522 + 128
         assert count(cifar_resnet(110)) == 1_727_962
         for depth in (20, 32, 44, 56, 110):
             wide = unskip.create_model(f"pnnh_resnet{depth}_wide")
@@ -213,7 +213,7 @@ def test_the_norm_before_pooling_is_where_it_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("form", ["dense", "fast"])
-@pytest.mark.parametrize("name", ["pnnh_resnet20_wide", PNNH_HE.format(20)])
+@pytest.mark.parametrize("name", ["pnnh_resnet20_wide", "pnnh_resnet20"])
 def test_fold_absorbs_the_norm_and_the_centred_layers(name: str, form: str) -> None:
     network = unskip.create_model(name)
     with torch.no_grad():

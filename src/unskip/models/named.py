@@ -34,11 +34,6 @@ WIDTHS = tuple(3 * width for width in HE)
 WIDE: dict[str, Any] = {
     "pretext": "identity", "transient": "centre", "hidden": dict(zip(WIDTHS, (8, 12, 19), strict=True)),
 }  # fmt: skip
-# What the names pnnh_resnet20 to pnnh_resnet110 mean: False, He's widths (the wide ones are pnnh_resnet20_wide, ...);
-# True, the wide networks (those of He's widths are pnnh_resnet20_he, ...). Measurements: docs/results.md.
-WIDE_BY_DEFAULT = False
-PNNH_HE = "pnnh_resnet{}" + ("_he" if WIDE_BY_DEFAULT else "")  # by depth, whatever the default is
-PNNH_WIDE = "pnnh_resnet{}_wide"
 
 
 def cifar(methods: tuple[str, ...] = SKIP_FREE, paper: dict[str, float] | None = None) -> Callable[[Build], Build]:
@@ -47,19 +42,12 @@ def cifar(methods: tuple[str, ...] = SKIP_FREE, paper: dict[str, float] | None =
     def register(fn: Build) -> Build:
         name = fn.__name__
         about: dict[str, Any] = {"family": "cifar_resnet", "options": OPTIONS, **CIFAR}
-        others = tuple(method for method in methods if method != "pnnh")
-        backbone(residual=True, methods=others, paper=paper, **about)(fn)
+        backbone(residual=True, methods=methods, paper=paper, **about)(fn)
 
         def wide(**kwargs: Any) -> nn.Module:
             return fn(**{"widths": WIDTHS, **kwargs})
 
-        he_or_wide: list[tuple[Build, dict[str, Any]]] = [(fn, {}), (wide, WIDE)]
-        meant = {name: he_or_wide[WIDE_BY_DEFAULT], f"{name}_wide": he_or_wide[True]}
-        if WIDE_BY_DEFAULT:
-            meant[f"{name}_he"] = he_or_wide[False]
-        for each, (build, presets) in meant.items():
-            printed = paper if each == name else None
-            backbone(methods=("pnnh",), name=each, presets=presets, paper=printed, **about)(build)
+        backbone(methods=("pnnh",), name=f"{name}_wide", presets=WIDE, **about)(wide)
         return fn
 
     return register

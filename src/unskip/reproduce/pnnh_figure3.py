@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
-from unskip.models.named import PNNH_HE, PNNH_WIDE
 from unskip.reproduce.drawing import INK, OTHER, PNNH, RESIDUAL, dress, legend, panels
 from unskip.reproduce.pnnh_table1 import table1_rows
 from unskip.reproduce.registry import Outcome, reproduction
@@ -18,8 +17,8 @@ from unskip.train.recipe import load_recipe
 DEPTHS = (20, 32, 44, 56, 110)
 KINDS = {  # name of a depth's network: label, colour
     "resnet{}": ("ResNet", RESIDUAL),
-    PNNH_HE: ("PNNH", PNNH),
-    PNNH_WIDE: ("PNNH, wide", OTHER),
+    "pnnh_resnet{}": ("PNNH", PNNH),
+    "pnnh_resnet{}_wide": ("PNNH, wide", OTHER),
 }
 
 

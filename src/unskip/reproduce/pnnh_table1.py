@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unskip.models.named import PNNH_HE, PNNH_WIDE
 from unskip.reproduce.papers import paper_table
 from unskip.reproduce.registry import Outcome, reproduction
 from unskip.reproduce.trained import Row, Trained, chosen, difference, outcome, train_rows
@@ -14,7 +13,7 @@ from unskip.train.recipe import load_recipe
 RUN = {
     "ResNet-110": ["resnet110"],
     "Plain-110": ["plain_resnet110"],
-    "Plain-110 + PNNH": [PNNH_HE.format(110)],
+    "Plain-110 + PNNH": ["pnnh_resnet110"],
     "WRN-28-10": ["wrn28_10"],
     "Plain(WRN-28-10) + PNNH": ["pnnh_wrn28_10"],
     "DiracNet": ["dirac_wrn28_5", "dirac_wrn28_10"],
@@ -44,7 +43,7 @@ def table1_rows(dataset: str = "cifar10") -> list[Row]:
                 params=printed["params"],
             )
         )
-    wide = PNNH_WIDE.format(110)
+    wide = "pnnh_resnet110_wide"
     ours: dict[str, tuple[str, dict[str, Any]]] = {
         wide: ("ours: PNNH-110, wide", {"network": wide}),
         "pnnh_paper_resnet110": (
@@ -72,8 +71,8 @@ def table1(config: Table1, folder: Path) -> Outcome:
     rows = chosen(table1_rows(config.dataset), config)
     runs = train_rows(rows, config, folder)
     findings = [
-        *difference(rows, runs, PNNH_HE.format(110), "resnet110", "PNNH-110 less ResNet-110"),
-        *difference(rows, runs, PNNH_WIDE.format(110), "resnet110", "PNNH-110 wide less ResNet-110"),
+        *difference(rows, runs, "pnnh_resnet110", "resnet110", "PNNH-110 less ResNet-110"),
+        *difference(rows, runs, "pnnh_resnet110_wide", "resnet110", "PNNH-110 wide less ResNet-110"),
         *difference(rows, runs, "pnnh_wrn28_10", "wrn28_10", "PNNH on WRN-28-10 less WRN-28-10"),
     ]
     return outcome("pnnh-table1", config, rows, runs, findings=findings, datasets=("cifar10", "cifar100"))

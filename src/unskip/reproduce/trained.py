@@ -38,7 +38,9 @@ class Trained:
     data: Annotated[Path | None, "where the data set lies; digits are embedded"] = None
     device: Annotated[str, "auto, cpu or cuda"] = "auto"
     at_once: Annotated[int, "networks that train at a time; 0: 4 on a GPU, 1 on a CPU"] = 0
-    compile: Annotated[bool, "torch.compile of blocks: a minute or two for each network, repaid by long runs"] = False
+    compile: Annotated[
+        bool, "torch.compile of blocks, which takes its time for each network and is repaid by long runs"
+    ] = False
 
     def __post_init__(self) -> None:
         for name in ("epochs", "weight_decay", "at_once"):
