@@ -78,7 +78,7 @@ def _compile(job: Job) -> Compiled:
 
 def make_forms(words: Sequence[str], folder: Path, *, folded: bool, workers: int) -> dict[str, dict[str, Path]]:
     """Each network's forms for inference as files, made by so many processes; 0: by this one."""
-    if not workers:
+    if not workers or not words:
         made = [_save_forms(word, folder, i, folded) for i, word in enumerate(words)]
     else:
         with ProcessPoolExecutor(min(workers, len(words)), mp_context=SPAWN) as pool:
