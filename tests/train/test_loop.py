@@ -98,6 +98,37 @@ def test_the_test_error_is_that_of_the_weights_on_the_disk(tmp_path: Path) -> No
         assert result.val_error == pytest.approx(best)
 
 
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_settled_norms_are_those_of_all_images_as_one_batch(tmp_path: Path, ema: float) -> None:
+    """The second norm's too: measured behind a first one that uses the same images."""
+    recipe = SMALL.replace(epochs=1, settle=100_000, ema=ema, flip=0.5)
+    settled = run(recipe, out=tmp_path / "settled", silent=True)
+    running = run(recipe.replace(settle=0), out=tmp_path / "running", silent=True)
+    found, before = (load_file(tmp_path / name / "weights.safetensors") for name in ("settled", "running"))
+    data = load(recipe)
+    feed = make_feed(data, recipe, device=torch.device("cpu"))
+    ((x, _),) = feed.plain_batches(data.train, (torch.arange(len(data.train)),))
+    network = norm_net(10, 1).train()
+    network.load_state_dict(before)
+    with torch.no_grad():
+        u = network[0](x)
+        v = network[3](network[1:3](u))
+    for index, read in ((1, u), (4, v)):
+        var, mean = torch.var_mean(read, (0, 2, 3))
+        torch.testing.assert_close(found[f"{index}.running_mean"], mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found[f"{index}.running_var"], var, rtol=1e-4, atol=1e-5)
+        assert (before[f"{index}.running_var"] / var - 1).abs().max() > 1e-3  # a running average is something else
+    assert torch.equal(found["0.weight"], before["0.weight"])
+    assert settled.test_error != running.test_error
+
+
+def test_settle_needs_a_norm_to_settle(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"settle=100 .* no BatchNorm"):
+        run(SMALL.replace(settle=100, options={"norm": "group"}), out=tmp_path, silent=True)
+    with pytest.raises(ValueError, match=r"settle=1 .* no variance"):
+        SMALL.replace(settle=1)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -16,6 +16,7 @@ from accelerate.utils import broadcast_object_list
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import update_bn
 
 from unskip.train import machine, rng, saving
 from unskip.train.checkpoint import Resume, RunFolder
@@ -58,6 +59,11 @@ class Training:
         self.feed = make_feed(data, recipe, device=accelerator.device, dtype=dtype, share=share)
         self.data = self.feed.data
         self.fingerprint = self.data.fingerprint()
+        if recipe.settle and not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules()):
+            raise ValueError(
+                f"recipe: settle={recipe.settle} measures BatchNorm's statistics, and the network has no BatchNorm; "
+                "leave it out."
+            )
         network = network.to(accelerator.device, dtype)
         if recipe.channels_last:
             network = network.to(memory_format=torch.channels_last)
@@ -205,8 +211,7 @@ class Training:
         network = self.network if self.ema is None else self.ema.module
         network.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=self.accelerator.device)
-        eager = torch.compiler.set_stance("force_eager") if self.recipe.compile != "no" else nullcontext()
-        with self.accelerator.autocast(), eager:
+        with self.accelerator.autocast(), self.eager():
             for x, y, weight in self.feed.evaluation(split):
                 logits = network(x).to(self.feed.dtype)
                 loss = F.cross_entropy(logits, y, reduction="none")
@@ -215,3 +220,18 @@ class Training:
         network.train(self.ema is None)
         loss_sum, wrong_sum, count = self.accelerator.reduce(sums, reduction="sum").tolist()
         return loss_sum / count, 100 * wrong_sum / count
+
+    def settle(self) -> None:
+        """Measures BatchNorm's statistics anew on `recipe.settle` training images, without augmentation, as one batch.
+
+        Each layer's statistics are then those of what it reads in eval mode. A running average over small batches is of
+        other inputs: those of layers that were normalised by the batch, and many layers amplify the difference.
+        """
+        order = torch.randperm(len(self.data.train), generator=torch.Generator().manual_seed(0))
+        batch = self.feed.plain_batches(self.data.train, (order[: self.recipe.settle],))
+        with self.accelerator.autocast(), self.eager():
+            update_bn(batch, self.bare if self.ema is None else self.ema.module)
+
+    def eager(self) -> AbstractContextManager[Any]:
+        """Without torch.compile, for batches of other sizes than those it has seen."""
+        return torch.compiler.set_stance("force_eager") if self.recipe.compile != "no" else nullcontext()

@@ -83,6 +83,9 @@ class Recipe:
     orthogonal: float = 0.0  # η of orthogonal regularisation (papers/seqnet.md, B.2); 0 is off
     decay_from: DecayFrom = "zero"  # what weight decay pulls to: 0, the identity (noise-stability.md, 4.1), the start
     ema: float = 0.0  # decay of the average of the weights that is tested; 0 is off
+    settle: int = (
+        0  # training images, one batch, on which BatchNorm's statistics are measured anew at the end; 0 is off
+    )
 
     # The machine
     precision: Precision = "fp32"  # bf16 and fp16: mixed with fp32
@@ -117,6 +120,8 @@ class Recipe:
             raise ValueError(f"recipe: warmup_epochs={self.warmup_epochs} must be at most epochs={self.epochs}.")
         if (self.mixup or self.cutmix) and self.batch % 2:
             raise ValueError(f"recipe: batch={self.batch} must be even with mixup or cutmix, which pair its images.")
+        if self.settle == 1:
+            raise ValueError("recipe: settle=1 is one image, which has no variance; thousands are meant, or 0 for off.")
         if self.keep == "best" and not self.val_fraction:
             raise ValueError("recipe: keep='best' chooses on validation images; set val_fraction above 0.")
 
@@ -156,7 +161,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     **dict.fromkeys(("crop_scale", "test_crop"), (0.01, 1, "a share, 0.01 to 1")),
     **dict.fromkeys(
         ("image_size", "pad", "color_jitter", "mixup", "cutmix", "weight_decay", "clip", "warmup_epochs", "warmup_lr",
-         "min_lr", "max_norm", "orthogonal", "workers", "seed", "save_steps"),
+         "min_lr", "max_norm", "orthogonal", "settle", "workers", "seed", "save_steps"),
         (0, INF, "at least 0"),
     ),
 }  # fmt: skip

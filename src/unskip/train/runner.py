@@ -135,6 +135,8 @@ def finish(training: Training) -> Result:
     recipe, data, folder = training.recipe, training.data, training.folder
     if recipe.keep == "best":
         saving.read_weights(training, "best.safetensors")
+    if recipe.settle:
+        training.settle()
     val_error = None if data.val is None else training.evaluate(data.val)[1]
     test_loss, test_error = training.evaluate(data.test)
     result = Result(
