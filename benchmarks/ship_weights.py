@@ -3,7 +3,8 @@
     PYTHONPATH=src python benchmarks/ship_weights.py NAME WEIGHTS --data DIR --epochs 300 --seed 0 --record FOLDER
 
 WEIGHTS is the weights.safetensors of a run of `unskip train` or `unskip reproduce`, or the .pt of a run of
-benchmarks/cifar_gap. DIR holds cifar-10-batches-py. The error is that of the library's network in float32.
+benchmarks/cifar_gap. DIR holds cifar-10-batches-py. The error is that of the weights as they are stored, in the
+library's network and in float32.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import unskip
-from unskip.models.weights import Weights, store_weights
+from unskip.models.weights import Weights, as_stored, store_weights
 from unskip.train import Recipe
 from unskip.train.sets import DataSet, load
 
@@ -50,10 +51,12 @@ def main() -> None:
         to_library.load(network, torch.load(args.weights, map_location="cpu", weights_only=True))
     else:
         network.load_state_dict(load_file(args.weights))
+    network.load_state_dict(as_stored(network))  # what is rounded is what is tested
     data = load(Recipe(dataset="cifar10", val_fraction=0.0), args.data)
     for note in data.notes:
         print(f"Note: {note}.")
-    error = test_error(network.to(args.device).eval(), data, args.device)
+    network = network.to(args.device, memory_format=torch.channels_last).eval()
+    error = test_error(network, data, args.device)
     about = Weights(
         network=args.name, dataset="CIFAR-10", test_error=error, test_images=len(data.test), epochs=args.epochs,
         seed=args.seed, mean=data.mean, std=data.std, record=args.record,

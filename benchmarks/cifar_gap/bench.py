@@ -11,10 +11,10 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from engine import Data, TrainConfig, Trainer
 from networks import NetworkConfig
-from torch.nn import functional as F
 
 NETWORKS = {
     "resnet110": NetworkConfig(kind="resnet"),
@@ -27,10 +27,9 @@ class RandomData(Data):
     """Random images: timing needs no real ones, and zeros would run faster than real data."""
 
     def __init__(self, device: str, n: int = 4096):
-        self.device = device
-        images = torch.randint(256, (n, 32, 32, 3), dtype=torch.uint8, device=device)
-        self.train = self.val = self.test = images, torch.randint(10, (n,), device=device)
-        self.padded = F.pad(images, (0, 0, 4, 4, 4, 4))
+        random = np.random.default_rng(0)
+        images, labels = random.integers(256, size=(n, 32, 32, 3), dtype=np.uint8), random.integers(10, size=n)
+        self.fill(device, images, labels, np.arange(n) >= n // 2, images, labels)
 
 
 def all_of_them(trainers: list[Trainer], steps: int) -> float:

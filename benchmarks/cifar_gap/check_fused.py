@@ -24,6 +24,7 @@ def check(
     kernel2: int = 3,
     size: int = 8,
     lasting: int | None = None,
+    code: int = 0,
 ) -> float:
     """Largest relative difference over the output and all gradients, for one block on random data."""
     g = torch.Generator().manual_seed(channels + hidden)
@@ -49,8 +50,11 @@ def check(
     matrix = {"identity": torch.eye(channels), "none": torch.zeros(channels, channels)}.get(path)
     matrix = coder_matrix(path, channels, 0) if matrix is None else matrix
 
+    enc, dec = draw(code, channels, 3, 3, scale=0.1), draw(channels, code, kernel2, kernel2, scale=0.1)
     a = F.batch_norm(F.conv2d(x, w1, padding=1), None, None, *norms[0], True).relu()
     out = F.conv2d(a, w2, padding=kernel2 // 2)
+    if code:
+        out = out + F.conv2d(F.conv2d(x, enc, padding=1).relu(), dec, padding=kernel2 // 2)
     out = F.batch_norm(out, None, None, *norms[1], True) if second_norm else out
     y = (out + torch.einsum("oc,bchw->bohw", matrix, x)).relu()
     gy = draw(*y.shape).contiguous(memory_format=torch.channels_last)
@@ -66,14 +70,18 @@ def check(
         return torch.zeros(n), torch.zeros(n), gain.detach(), bias.detach(), torch.zeros(n), torch.zeros(n)
 
     block = SimpleNamespace(
-        w1=flat(w1), w2=flat(w2), dw1=torch.zeros(w1.numel()), dw2=torch.zeros(w2.numel()), path=path,
-        last=True, lasting=lasting,
+        w1=flat(torch.cat([w1, enc])), w2=flat(torch.cat([w2, dec], 1)), dw1=torch.zeros(w1.numel() + enc.numel()),
+        dw2=torch.zeros(w2.numel() + dec.numel()), path=path, last=True, lasting=lasting, code=code,
         norm1=views(*norms[0]), norm2=views(*norms[1]) if second_norm else None,
     )  # fmt: skip
     source = x.detach().clone().requires_grad_()
     got_y = FusedBlock.apply(source, block)
     (gx,) = torch.autograd.grad(got_y, source, gy)
-    got = [gx, block.dw1, block.dw2, *block.norm1[4:], *(block.norm2[4:] if second_norm else [])]
+    dw1, dw2 = block.dw1.view(hidden + code, -1), block.dw2.view(-1, hidden + code)
+    for coder in (dw1[hidden:], dw2[:, hidden:]):
+        assert not coder.any(), "a frozen coder has a gradient"
+    got = [gx, dw1[:hidden].reshape(-1), dw2[:, :hidden].reshape(-1)]
+    got += [*block.norm1[4:], *(block.norm2[4:] if second_norm else [])]
     want[1:3] = [flat(want[1] * kept1), flat(want[2] * kept2)]
     got[1:3] = [got[1] * flat(kept1), got[2] * flat(kept2)]  # as the engine masks them
     return max(relative(got_y, y), *(relative(a, b) for a, b in zip(got, want, strict=True)))
@@ -83,6 +91,8 @@ def main() -> None:
     cases = [(16, 8, path, False) for path in ("pair", "identity", "half", "quarter", "turns", "none")]
     cases += [(16, 16, "identity", True), (16, 8, "pair", True), (32, 8, "pair", False), (24, 12, "half", False)]
     cases += [(16, 8, "pair", False, 1), (32, 24, "pair", False, 1)]
+    cases += [(channels, channels // 2, "none", False, 3, 8, None, channels // 2) for channels in (16, 32, 64)]
+    cases += [(24, 5, "pair", True, 3, 8, None, 7), (16, 8, "none", False, 1, 8, None, 8)]
     cases += [(16, 8, "half", False, 3, 8, 8), (24, 5, "half", False, 3, 8, 12), (48, 8, "half", False, 3, 8, 24)]
     for case in cases:
         worst = check(*case)

@@ -5,8 +5,8 @@
 The queue is a JSON list of jobs, {"name": ..., "network": {fields of NetworkConfig}, "train": {fields of TrainConfig}}.
 It is read again whenever a slot is free, so jobs can be added while others train; a name runs once.
 Results go to OUT/epochs.jsonl (one line an epoch) and OUT/results.jsonl (one line a finished job).
-With --seconds every network stops at the end of an epoch after so long, and leaves OUT/NAME.state.pt; --resume DIR
-goes on from such files where they are.
+With --until no epoch is begun that would end later; a network that is not done then leaves OUT/NAME.state.pt, and
+--resume DIR goes on from such files where they are. `drive.py` does this from one machine to the next.
 
 Recipe: papers/pnnh.md, section 5.2 (SGD, momentum 0.9, batch 128, learning rate 0.1, cosine, weight decay 3e-4),
 with fewer epochs and one epoch of warm-up.
@@ -45,6 +45,7 @@ class TrainConfig:
     decay_last: float = 1.0  # factor on the weight decay of W_2 (PNNH) or of each block's second convolution (ResNet)
     lr_last: float = 1.0  # factor on the learning rate of the same
     clip: float | None = None  # largest norm of the whole gradient
+    whole: bool = False  # all 50,000 training images, so no validation: for rows about which nothing is chosen any more
 
 
 # ---------------------------------------------------------------- data
@@ -53,12 +54,13 @@ class TrainConfig:
 def tiles(path: Path) -> np.ndarray:
     from PIL import Image
 
-    sprite = np.asarray(Image.open(path).convert("RGB"))  # 100 x 100 images of 32 x 32
-    return sprite.reshape(100, 32, 100, 32, 3).swapaxes(1, 2).reshape(10000, 32, 32, 3)
+    sprite = np.asarray(Image.open(path).convert("RGB"))  # images of 32 x 32, row by row
+    rows, columns = sprite.shape[0] // 32, sprite.shape[1] // 32
+    return sprite.reshape(rows, 32, columns, 32, 3).swapaxes(1, 2).reshape(-1, 32, 32, 3)
 
 
 class Data:
-    """CIFAR-10 on the device as uint8, NHWC. The last 500 training images of each class are the validation split."""
+    """CIFAR-10 on the device as uint8, NHWC. The last tenth of each class's training images is the validation split."""
 
     def __init__(self, folder: Path, device: str):
         labels = np.load(folder / "labels.npz")
@@ -66,28 +68,38 @@ class Data:
         y = labels["y_train"].astype(np.int64)
         held = np.zeros(len(y), bool)
         for c in range(10):
-            held[np.flatnonzero(y == c)[-500:]] = True
+            members = np.flatnonzero(y == c)
+            held[members[-(len(members) // 10) :]] = True
+        test = tiles(folder / "test_batch.webp"), labels["y_test"].astype(np.int64)
+        self.fill(device, images, y, held, *test)
+
+    def fill(self, device: str, images: np.ndarray, y: np.ndarray, held: np.ndarray, *test: np.ndarray) -> None:
         self.device = device
-        self.train = self.put(images[~held], y[~held])
-        self.val = self.put(images[held], y[held])
-        self.test = self.put(tiles(folder / "test_batch.webp"), labels["y_test"].astype(np.int64))
-        self.padded = F.pad(
-            self.train[0], (0, 0, 4, 4, 4, 4)
-        )  # black border, as torchvision's RandomCrop(32, padding=4)
+        order = np.argsort(held, kind="stable")  # those held out come last
+        self.every = self.put(images[order], y[order])
+        self.chosen = int((~held).sum())
+        self.val = self.every[0][self.chosen :], self.every[1][self.chosen :]
+        self.test = self.put(*test)
+        # A black border, as torchvision's RandomCrop(32, padding=4).
+        self.padded = F.pad(self.every[0], (0, 0, 4, 4, 4, 4))
 
     def put(self, x: np.ndarray, y: np.ndarray) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(x.copy()).to(self.device), torch.from_numpy(y).to(self.device)
 
-    def epoch(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def count(self, whole: bool) -> int:
+        """Training images, with or without those held out."""
+        return len(self.padded) if whole else self.chosen
+
+    def epoch(self, generator: torch.Generator, whole: bool = False) -> tuple[Tensor, Tensor]:
         """All training images once, shuffled, cropped and flipped: (N, 32, 32, 3) bfloat16 and labels."""
-        n, device = len(self.padded), self.device
+        n, device = self.count(whole), self.device
         order = torch.randperm(n, generator=generator, device=device)
         dy, dx = torch.randint(9, (2, n, 1), generator=generator, device=device)
         flip = torch.rand(n, 1, generator=generator, device=device) < 0.5
         line = torch.arange(32, device=device)
         rows, columns = dy + line, dx + torch.where(flip, 31 - line, line)  # (N, 32)
         x = self.padded[order[:, None, None], rows[:, :, None], columns[:, None, :]]
-        return normalise(x), self.train[1][order]
+        return normalise(x), self.every[1][order]
 
 
 def normalise(x: Tensor) -> Tensor:
@@ -152,6 +164,8 @@ class Flat:
         kept = {m.weight: m.kept for m in network.modules() if hasattr(m, "kept")}
         masks = [kept[p].permute(0, 2, 3, 1) if p in kept else torch.ones(p.shape, dtype=torch.bool) for _, p in named]
         self.kept = torch.cat([m.reshape(-1) for m in masks]).to(device) if kept else None
+        if self.kept is not None:
+            self.decay = self.decay * self.kept  # a frozen coder does not decay
         at, slices = 0, {}
         for _, p in named:
             here = slice(at, at + p.numel())
@@ -205,7 +219,7 @@ class Flat:
             block.fused = SimpleNamespace(
                 w1=self.work[w1], w2=w2, dw1=self.grad[w1], dw2=dw2,
                 norm1=views[block.norm1], norm2=views[block.norm2], path=block.path, last=block.last,
-                lasting=block.lasting,
+                lasting=block.lasting, code=block.code,
             )  # fmt: skip
 
     def tie(self, block, slices: dict) -> tuple[Tensor, Tensor]:
@@ -261,14 +275,15 @@ class Trainer:
     ):
         self.name, self.config, self.data, self.gate = name, config, data, gate or Gate()
         device = data.device
-        self.steps = len(data.train[1]) // BATCH
+        count = data.count(config.whole)
+        self.steps = count // BATCH
         self.network = Network(network, config.seed, compile_pieces=mode == "compiled")
         self.parameters = trained_parameters(self.network)
         self.network.to(device)
         self.flat = Flat(self.network, config, device, fuse=mode == "fused")
         self.generator = torch.Generator(device).manual_seed(config.seed)
-        self.images = torch.zeros(len(data.train[1]), 32, 32, 3, dtype=torch.bfloat16, device=device)
-        self.labels = torch.zeros(len(data.train[1]), dtype=torch.long, device=device)
+        self.images = torch.zeros(count, 32, 32, 3, dtype=torch.bfloat16, device=device)
+        self.labels = torch.zeros(count, dtype=torch.long, device=device)
         self.line = torch.arange(BATCH, device=device)
         self.cursor = torch.zeros((), dtype=torch.long, device=device)
         self.schedule = torch.tensor([self.lr_at(t) for t in range(config.epochs * self.steps + 8)], device=device)
@@ -325,7 +340,7 @@ class Trainer:
             self.stream.synchronize()
 
     def next_epoch(self) -> None:
-        x, y = self.data.epoch(self.generator)
+        x, y = self.data.epoch(self.generator, self.config.whole)
         self.images.copy_(x)
         self.labels.copy_(y)
         self.sums.zero_()
@@ -368,36 +383,47 @@ class Trainer:
                 state[f"{name}.mean"], state[f"{name}.var"] = module.mean.cpu(), module.var.cpu()
         return state
 
+    def trained(self, flat: Tensor) -> Tensor:
+        """Of a flat tensor, what is trained."""
+        return flat if self.flat.kept is None else flat[self.flat.kept]
+
     def save(self, file: Path) -> None:
-        """Everything that the next epoch depends on; the bfloat16 copy of the weights follows from the master."""
+        """Everything that the next epoch depends on, but for the last bits of the momentum, which is stored in bfloat16
+        so that the files stay small. The bfloat16 copy of the weights follows from the master."""
         torch.save(
             {
-                "epoch": self.epoch, "master": self.flat.master, "momentum": self.flat.momentum, "cursor": self.cursor,
-                "buffers": list(self.network.buffers()), "generator": self.generator.get_state(),
+                "epoch": self.epoch, "cursor": self.cursor, "generator": self.generator.get_state(),
+                "master": self.trained(self.flat.master).clone(),
+                "momentum": self.trained(self.flat.momentum).bfloat16(),
+                "buffers": [buffer.clone() for buffer in self.network.buffers()],  # views would take the rest along
             },
             file,
         )  # fmt: skip
 
     @torch.no_grad()
     def resume(self, file: Path) -> None:
-        kept = torch.load(file, map_location=self.labels.device, weights_only=True)
-        self.epoch = kept["epoch"]
-        self.generator.set_state(kept["generator"].cpu())
-        held = [self.flat.master, self.flat.momentum, self.cursor, *self.network.buffers()]
-        for t, value in zip(held, [kept["master"], kept["momentum"], kept["cursor"], *kept["buffers"]], strict=True):
-            t.copy_(value)
+        saved = torch.load(file, map_location=self.labels.device, weights_only=True)
+        self.epoch = saved["epoch"]
+        self.generator.set_state(saved["generator"].cpu())
+        self.cursor.copy_(saved["cursor"])
+        where = slice(None) if self.flat.kept is None else self.flat.kept
+        self.flat.master[where] = saved["master"]
+        self.flat.momentum[where] = saved["momentum"].float()
+        for buffer, value in zip(self.network.buffers(), saved["buffers"], strict=True):
+            buffer.copy_(value)
         self.flat.work.copy_(self.flat.master[: self.flat.split])
 
     def run(self, log, deadline: float = math.inf) -> dict:
         start, config = time.time(), self.config
         row, status = {}, "done"
         for epoch in range(self.epoch, config.epochs):
+            began = time.time()
             with self.gate.shared():
                 self.next_epoch()
             self.replay(self.steps)
             with self.gate.shared():
                 loss, wrong = (self.sums / self.steps).tolist()
-                val_error, val_loss = self.evaluate(*self.data.val)
+                val_error, val_loss = (None, None) if config.whole else self.evaluate(*self.data.val)
             row = {
                 "name": self.name, "epoch": epoch + 1, "lr": self.lr_at((epoch + 1) * self.steps - 1),
                 "train_loss": loss, "train_error": 100 * wrong / BATCH, "val_error": val_error, "val_loss": val_loss,
@@ -408,7 +434,8 @@ class Trainer:
             if not math.isfinite(loss):
                 status = "diverged"
                 break
-            if time.time() > deadline and self.epoch < config.epochs:
+            now = time.time()
+            if now + (now - began) > deadline and self.epoch < config.epochs:
                 return {**row, "status": "paused", "parameters": self.parameters}
         with self.gate.shared():
             test_error, test_loss = self.evaluate(*self.data.test)
@@ -432,11 +459,11 @@ class Engine:
         queue: Path,
         slots: int,
         mode: str,
-        seconds: float = math.inf,
+        deadline: float = math.inf,
         resume: Path | None = None,
     ):
         self.data, self.out, self.queue, self.slots, self.mode = data, out, queue, slots, mode
-        self.deadline, self.resume = time.time() + seconds, resume
+        self.deadline, self.resume = deadline, resume
         self.lock, self.started, self.gate = threading.Lock(), set(), Gate()
         self.builder = ThreadPoolExecutor(
             1
@@ -487,12 +514,14 @@ class Engine:
         state = f"{job['name']}.state.pt"
         with torch.cuda.stream(trainer.stream):
             if self.resume is not None and (self.resume / state).exists():
-                trainer.resume(self.resume / state)
+                with self.gate.shared():
+                    trainer.resume(self.resume / state)
             result = trainer.run(self.log, self.deadline)
-            if result["status"] == "paused":
-                trainer.save(self.out / state)
-            elif job.get("save"):
-                torch.save(trainer.weights(), self.out / f"{job['name']}.pt")
+            with self.gate.shared():
+                if result["status"] == "paused":
+                    trainer.save(self.out / state)
+                elif job.get("save"):
+                    torch.save(trainer.weights(), self.out / f"{job['name']}.pt")
         self.log(
             "results.jsonl", {**result, "build_seconds": built, "network": asdict(network), "train": asdict(config)}
         )
@@ -513,14 +542,14 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--mode", default="fused", choices=["fused", "compiled", "eager"])
     parser.add_argument("--once", action="store_true", help="stop when the queue is empty")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="pause at the end of an epoch after so long")
+    parser.add_argument(
+        "--until", type=float, default=math.inf, help="a Unix time: begin no epoch that would end later"
+    )
     parser.add_argument("--resume", type=Path, help="folder of NAME.state.pt files to go on from")
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     torch.backends.cudnn.benchmark = True
-    engine = Engine(
-        Data(args.data, args.device), args.out, args.queue, args.slots, args.mode, args.seconds, args.resume
-    )
+    engine = Engine(Data(args.data, args.device), args.out, args.queue, args.slots, args.mode, args.until, args.resume)
     engine.work(args.once)
 
 

@@ -14,6 +14,9 @@ straight into the flat float32 gradient of the network.
               gx = (W_1^T * v + M g) [x > 0];  dW_2 = g (x) a;  dW_1 = v (x) x
 
 With a second norm (ResNet, or PNNH with norm2) three element-wise kernels are added.
+
+A fitted coder W_dec * relu(W_enc * x) rides along: W_1 stands above W_enc and W_2 beside W_dec, so u and a have C_B
+more channels, the code, which no norm touches and whose weights get no gradient.
 """
 
 import torch
@@ -50,11 +53,12 @@ def mixed(a, p, c, C: tl.constexpr, PATH: tl.constexpr, N: tl.constexpr, shape: 
 
 
 @triton.jit
-def norm_vectors(sums, squares, gamma, beta, c, cm, P: tl.constexpr):
-    mean = tl.load(sums + c, mask=cm, other=0.0) / P
-    var = tl.load(squares + c, mask=cm, other=0.0) / P - mean * mean
-    rstd = tl.rsqrt(tl.maximum(var, 0.0) + 1e-5)
-    return mean, rstd, tl.load(gamma + c, mask=cm, other=0.0), tl.load(beta + c, mask=cm, other=0.0)
+def norm_vectors(sums, squares, gamma, beta, c, normed, P: tl.constexpr):
+    """Mean, 1/std, gain and bias of the channels c; the identity's where they are not `normed`."""
+    mean = tl.load(sums + c, mask=normed, other=0.0) / P
+    var = tl.load(squares + c, mask=normed, other=0.0) / P - mean * mean
+    rstd = tl.where(normed, tl.rsqrt(tl.maximum(var, 0.0) + 1e-5), 1.0)
+    return mean, rstd, tl.load(gamma + c, mask=normed, other=1.0), tl.load(beta + c, mask=normed, other=0.0)
 
 
 @triton.jit
@@ -68,6 +72,7 @@ def conv_kernel(
     FLIP: tl.constexpr,  # transposed convolution
     EPILOGUE: tl.constexpr,  # 0 none; 1 relu(acc + M e1); 2 acc [e2 > 0]; 3 (acc + M e1) [e2 > 0]
     STATS: tl.constexpr,  # 0 none; 1 sums of out and out^2; 2 sums of out and out * u_hat, u = e1
+    NORMED: tl.constexpr,  # so many outputs, the first, have them
     PATH: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     p = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -112,15 +117,16 @@ def conv_kernel(
         acc = tl.maximum(acc, 0.0)
     if (EPILOGUE == 2) or (EPILOGUE == 3):
         acc = tl.where(tl.load(e2 + at, mask=mask, other=0.0).to(tl.float32) > 0, acc, 0.0)
+    normed = co < NORMED
     if STATS == 1:
-        tl.atomic_add(out_sums + co, tl.sum(acc, 0), mask=om)
-        tl.atomic_add(out_sums2 + co, tl.sum(acc * acc, 0), mask=om)
+        tl.atomic_add(out_sums + co, tl.sum(acc, 0), mask=normed)
+        tl.atomic_add(out_sums2 + co, tl.sum(acc * acc, 0), mask=normed)
     if STATS == 2:
-        mean = tl.load(sums + co, mask=om, other=0.0) / P
-        rstd = tl.rsqrt(tl.maximum(tl.load(squares + co, mask=om, other=0.0) / P - mean * mean, 0.0) + 1e-5)
+        mean = tl.load(sums + co, mask=normed, other=0.0) / P
+        rstd = tl.rsqrt(tl.maximum(tl.load(squares + co, mask=normed, other=0.0) / P - mean * mean, 0.0) + 1e-5)
         u_hat = (tl.load(e1 + at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]) * rstd[None, :]
-        tl.atomic_add(out_sums + co, tl.sum(acc, 0), mask=om)
-        tl.atomic_add(out_sums2 + co, tl.sum(acc * u_hat, 0), mask=om)
+        tl.atomic_add(out_sums + co, tl.sum(acc, 0), mask=normed)
+        tl.atomic_add(out_sums2 + co, tl.sum(acc * u_hat, 0), mask=normed)
     tl.store(out + at, acc.to(out.dtype.element_ty), mask=mask)
 
 
@@ -128,21 +134,22 @@ def conv_kernel(
 def wgrad_kernel(
     g, x, dw,
     H: tl.constexpr, W: tl.constexpr,
-    CG: tl.constexpr, CX: tl.constexpr, CGP: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr,
+    CG: tl.constexpr, CX: tl.constexpr, OUT: tl.constexpr, OUTP: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr,
     FIRST: tl.constexpr, CT: tl.constexpr,  # of x, the channels from FIRST on, so many
     CENTRE: tl.constexpr,  # through the centre alone
     ALL: tl.constexpr, TAPS: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
-    """dw[o, tap, i] += sum over the program's pixels of g[p, o] x[p + tap, i], for one tap or the three of a row."""
+    """dw[o, tap, i] += sum over the program's pixels of g[p, o] x[p + tap, i], for one tap or the three of a row, and
+    the first OUT of g's CG channels."""
     chunk, t = tl.program_id(0), tl.program_id(1)
     if CENTRE:
         t = ALL // 2
     dy = t * TAPS // 3 - 1 if ALL == 9 else 0
     dx = -1 if TAPS == 3 else (t % 3 - 1 if ALL == 9 else 0)
-    o, k = tl.arange(0, CGP), tl.arange(0, KP)
-    om, km = o < CG, k < TAPS * CT
+    o, k = tl.arange(0, OUTP), tl.arange(0, KP)
+    om, km = o < OUT, k < TAPS * CT
     at_x = k // CT * CX + FIRST + k % CT
-    acc = tl.zeros((CGP, KP), tl.float32)
+    acc = tl.zeros((OUTP, KP), tl.float32)
     for turn in range(TURNS):
         p = (chunk * TURNS + turn) * BLOCK + tl.arange(0, BLOCK)
         row, col = (p // W) % H + dy, p % W
@@ -162,16 +169,17 @@ def wgrad_kernel(
 def norm_kernel(
     u, extra, out, sums, squares, gamma, beta, g_gamma, g_beta,
     P: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, BLOCK: tl.constexpr, TURNS: tl.constexpr,
+    NORMED: tl.constexpr,  # so many channels, the first, are normalised
     # 0 out = relu(norm(u)); 1 out = relu(norm(u) + M extra); 2 gradients of gain and bias; 3 out = norm'(extra)
     MODE: tl.constexpr,
     PATH: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     c = tl.arange(0, CP)
-    cm = c < C
-    mean, rstd, gain, shift = norm_vectors(sums, squares, gamma, beta, c, cm, P)
+    cm, normed = c < C, c < NORMED
+    mean, rstd, gain, shift = norm_vectors(sums, squares, gamma, beta, c, normed, P)
     if MODE == 3:
-        mean_g = tl.load(g_beta + c, mask=cm, other=0.0) / P
-        mean_gu = tl.load(g_gamma + c, mask=cm, other=0.0) / P
+        mean_g = tl.load(g_beta + c, mask=normed, other=0.0) / P
+        mean_gu = tl.load(g_gamma + c, mask=normed, other=0.0) / P
     sum_g, sum_gu = tl.zeros((CP,), tl.float32), tl.zeros((CP,), tl.float32)
     for turn in range(TURNS):
         p = (tl.program_id(0) * TURNS + turn) * BLOCK + tl.arange(0, BLOCK)
@@ -192,8 +200,8 @@ def norm_kernel(
                 v = (rstd * gain)[None, :] * (g - mean_g[None, :] - u_hat * mean_gu[None, :])
                 tl.store(out + at, v.to(out.dtype.element_ty), mask=mask)
     if MODE == 2:
-        tl.atomic_add(g_beta + c, sum_g, mask=cm)
-        tl.atomic_add(g_gamma + c, sum_gu, mask=cm)
+        tl.atomic_add(g_beta + c, sum_g, mask=normed)
+        tl.atomic_add(g_gamma + c, sum_gu, mask=normed)
 
 
 # ---------------------------------------------------------------- launches
@@ -225,26 +233,29 @@ def conv(
     conv_kernel[(P // block,)](
         src, w, out, mean_sums, square_sums, w if e1 is None else e1, w if e2 is None else e2, out_sums, out_sums2,
         P, H, W, ci, co, padded(co), block, ct, padded(ci - ct), *taps(ct, w.numel() // (ci * co)), flip, epilogue,
-        stats, *PATHS[path], num_warps=4,
+        stats, len(out_sums) if sums else co, *PATHS[path], num_warps=4,
     )  # fmt: skip
 
 
-def wgrad(g, x, dw, lasting=None) -> None:
+def wgrad(g, x, dw, lasting=None, outputs=None, inputs=None) -> None:
+    """`outputs`, `inputs`: only so many of dw's, the first, are wanted; None: all."""
     (P, H, W), cg, cx = pixels(x), g.shape[1], x.shape[1]
-    block = min(P, 128 if cg <= 128 else 64)  # shared memory
+    outputs, inputs = outputs or cg, inputs or cx
+    block = min(P, 128 if outputs <= 128 else 64)  # shared memory
     turns = max(1, min(8, P // block // 32))
     every = dw.numel() // (cg * cx)
-    lasting = lasting or cx
+    lasting = lasting or inputs
 
     def launch(first: int, channels: int, centre: bool) -> None:
         _, together, kp = taps(channels, 1 if centre else every)
         wgrad_kernel[(P // block // turns, 1 if centre else every // together)](
-            g, x, dw, H, W, cg, cx, padded(cg), block, turns, first, channels, centre, every, together, kp, num_warps=4
-        )
+            g, x, dw, H, W, cg, cx, outputs, padded(outputs), block, turns, first, channels, centre, every, together,
+            kp, num_warps=4,
+        )  # fmt: skip
 
     launch(0, lasting, False)
-    if lasting < cx:
-        launch(lasting, cx - lasting, True)
+    if lasting < inputs:
+        launch(lasting, inputs - lasting, True)
 
 
 def norm_pass(u, extra, out, mode, norm, path="none") -> None:
@@ -262,6 +273,7 @@ def norm_pass(u, extra, out, mode, norm, path="none") -> None:
         cp,
         block,
         turns,
+        len(norm[2]),
         mode,
         *PATHS[path],
         num_warps=4,
@@ -273,6 +285,7 @@ class FusedBlock(torch.autograd.Function):
 
     w1, w2          memory O, kh, kw, I; dw1, dw2 their gradients in float32
     norm1, norm2    (sums, sums of squares, gain, bias, gradient of the gain, of the bias)
+    code            channels that a fitted coder adds to the hidden ones, after them
     path            of the coder
     lasting         channels of x that are read, and of y that are written, through all taps; None: all
     last            whether the gradient comes from outside
@@ -284,7 +297,10 @@ class FusedBlock(torch.autograd.Function):
         x = x.contiguous(memory_format=torch.channels_last)
         hidden = block.norm1[2].shape[0]
         u = torch.empty(
-            (batch, hidden, height, width), dtype=x.dtype, device=x.device, memory_format=torch.channels_last
+            (batch, hidden + block.code, height, width),
+            dtype=x.dtype,
+            device=x.device,
+            memory_format=torch.channels_last,
         )
         a, y = torch.empty_like(u), torch.empty_like(x)
         conv(x, block.w1, u, sums=block.norm1[:2], stats=1, lasting=block.lasting)
@@ -317,8 +333,8 @@ class FusedBlock(torch.autograd.Function):
             go, block.w2, b, norm=block.norm1, e1=u, e2=a, sums=(g_beta, g_gamma), flip=True, epilogue=2, stats=2,
             lasting=block.lasting,
         )  # fmt: skip
-        wgrad(go, a, block.dw2)
+        wgrad(go, a, block.dw2, inputs=len(g_gamma))
         norm_pass(u, b, v, 3, block.norm1)
         conv(v, block.w1, gx, e1=g, e2=x, flip=True, epilogue=3, path=block.path)
-        wgrad(v, x, block.dw1, block.lasting)
+        wgrad(v, x, block.dw1, block.lasting, outputs=len(g_gamma))
         return gx, None

@@ -3,13 +3,19 @@
 PNNH block    y = relu(learner(x) + coder(x))
               learner(x) = W_2 * relu(norm(W_1 * x))    trained, hidden width h
               coder(x)   = M x,  M = W_dec W_enc        frozen, rank C_B; x, W_enc >= 0, so its own relu does nothing
+              coder(x)   = W_dec * relu(W_enc * x)      path "fitted": any weights, frozen; C_B = C/2
+
+A fitted coder is held in the learner's convolutions, W_enc below W_1 and W_dec beside W_2; `kept` says which of their
+weights are trained.
 """
 
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 try:
@@ -24,8 +30,9 @@ class NetworkConfig:
     blocks: int = 18  # per stage; the depth is 6 * blocks + 2
     widths: tuple[int, ...] = (16, 32, 64)  # C of each stage
     hidden: tuple[int, ...] = (8, 16, 32)  # h of each stage; resnet: ignored, h = C
-    # pair | half | dense | turns | quarter (all C_B <= C/2), identity (C_B = C: residual_half), none (plain)
+    # pair | half | dense | turns | quarter | fitted (all C_B <= C/2), identity (C_B = C: residual_half), none (plain)
     path: str = "pair"
+    coder: str | None = None  # path "fitted": its name in coders.safetensors
     transition: str = (
         "coded"  # coded | misaligned (decoder does not match the next coder) | whole (no coder, full-width learner)
     )
@@ -156,6 +163,34 @@ def coder_matrix(path: str, channels: int, index: int) -> Tensor:
     return pair_matrix(channels)
 
 
+@cache
+def fitted_coders() -> dict[str, Tensor]:
+    return load_file(Path(__file__).with_name("coders.safetensors"))  # by coders.py
+
+
+def fitted_coder(name: str | None, channels: int) -> tuple[Tensor, Tensor]:
+    """W_enc (C/2, C, 3, 3) and W_dec (C, C/2, 3, 3)."""
+    coders = fitted_coders()
+    return tuple(coders[f"{name}.{channels}.{part}"].float() for part in ("enc", "dec"))
+
+
+def fitted_transition(enc: Tensor, cin: int) -> Tensor:
+    """(C_B, cin) map of the pooled input: each channel is spread over those that take its place, and read as the next
+    coder reads, whose decoder then writes."""
+    each = enc.shape[1] // cin
+    spread = torch.eye(cin, dtype=enc.dtype).repeat_interleave(each, 0) / each**0.5
+    return enc[:, :, 1, 1] @ spread
+
+
+def add_coder(conv1: nn.Conv2d, conv2: nn.Conv2d, enc: Tensor, dec: Tensor) -> None:
+    """Puts a frozen coder into the two convolutions of a learner."""
+    for layer, coder, axis in ((conv1, enc, 0), (conv2, dec, 1)):
+        trained = torch.ones_like(layer.weight, dtype=torch.bool)
+        layer.kept = torch.cat([trained, torch.zeros_like(coder, dtype=torch.bool)], axis)
+        layer.weight = nn.Parameter(torch.cat([layer.weight.detach(), coder.to(layer.weight.dtype)], axis))
+    conv1.out_channels, conv2.in_channels = len(conv1.weight), len(conv1.weight)
+
+
 def transition_matrix(config: NetworkConfig, cin: int, cout: int) -> Tensor:
     """(cout, cin) map of the pooled input. Coded: what a transition writes is what the next coder reads."""
     if config.path == "identity":  # as option A: the input, then zeros
@@ -185,7 +220,7 @@ class ResidualBlock(nn.Module):
     ):
         super().__init__()
         self.pieces, self.stride, self.more = pieces, stride, cout - cin
-        self.path, self.fused, self.can_fuse, self.lasting = "identity", None, stride == 1, None
+        self.path, self.fused, self.can_fuse, self.lasting, self.code = "identity", None, stride == 1, None, 0
         self.conv1, self.norm1 = conv(cin, cout, 3, stride, generator), Norm(cout)
         self.conv2, self.norm2 = conv(cout, cout, 3, 1, generator), Norm(cout, gain=0.0 if config.zero_last else 1.0)
 
@@ -220,13 +255,14 @@ class PnnhBlock(nn.Module):
         self.pieces, self.stride, self.path = pieces, stride, config.path
         self.can_fuse = (
             stride == 1
-            and config.path in PATHS
+            and config.path in (*PATHS, "fitted")
             and config.reads == "all"
             and config.kernel2 in (1, 3)
             and not (config.gain or config.bias2)
         )
         self.fused = None  # views into the flat weights, set by the engine
         self.lasting = cin // 2 if config.centred else None  # channels that use all taps; None: all
+        self.code = 0  # hidden channels of a fitted coder
         if config.path == "turns" and index % 2 == 1:
             self.path = "pair"  # the two pairings take turns; "turns" is the shifted one
         self.whole = stride != 1 and config.transition == "whole"
@@ -258,18 +294,29 @@ class PnnhBlock(nn.Module):
                 for i in range(min(half, hidden)):
                     self.conv1.weight[i, half + i, 1, 1] += 1
                     self.conv2.weight[half + i, i, config.kernel2 // 2, config.kernel2 // 2] += 1
-        matrix = None
+        matrix = decoder = None
         if self.whole or config.path == "none":
             pass
+        elif config.path == "fitted":
+            enc, dec = fitted_coder(config.coder, cout)
+            if stride == 1:
+                add_coder(self.conv1, self.conv2, enc, dec)
+                self.code, self.path = len(enc), "none"
+            else:
+                matrix, decoder = fitted_transition(enc, cin), dec
         elif stride != 1:
             matrix = transition_matrix(config, cin, cout)
         elif config.path not in ("pair", "identity"):
             matrix = coder_matrix(config.path, cout, index)
         self.register_buffer("matrix", None if matrix is None else matrix[:, :, None, None].bfloat16())
+        self.register_buffer("decoder", None if decoder is None else decoder.bfloat16())
 
     def learner(self, x: Tensor) -> Tensor:
         h = self.conv1(x.unflatten(1, (-1, 2)).mean(2) if self.reads_code else x)
+        h, code = h.split([len(self.norm1.weight), self.code], 1)
         h = self.pieces(norm_relu, h, *self.norm1.tensors) if self.training else self.norm1(h).relu()
+        if self.code:
+            h = torch.cat([h, code.relu()], 1)
         if self.tied:
             h = h * self.gain2.to(h.dtype)[:, None, None]
             out = F.conv_transpose2d(h, self.conv1.weight, padding=1)
@@ -290,7 +337,10 @@ class PnnhBlock(nn.Module):
         if self.whole or self.path == "none":
             return out.relu()
         if self.stride != 1:
-            return self.pieces(add_relu, out, F.conv2d(F.avg_pool2d(x, 2), self.matrix.to(x.dtype)))
+            code = F.conv2d(F.avg_pool2d(x, 2), self.matrix.to(x.dtype))
+            if self.decoder is not None:
+                code = F.conv2d(code.relu(), self.decoder.to(x.dtype), padding=1)
+            return self.pieces(add_relu, out, code)
         if self.path == "pair":
             return self.pieces(add_pair_relu, out, x)
         path = x if self.path == "identity" else F.conv2d(x, self.matrix.to(x.dtype))

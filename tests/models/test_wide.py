@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import unskip
+from unskip.coders import Coder, CoderSpec, make_coder
 from unskip.methods import PNNH, CentredConv2d
 from unskip.models.cifar import cifar_resnet
 from unskip.models.named import WIDTHS
@@ -63,10 +64,25 @@ def float64() -> Iterator[None]:
 def exact_transitions(measured: ModuleType, network: nn.Module, config: Any) -> None:
     """They were measured with the fixed maps of transitions in bfloat16, 0.707 for 1/sqrt(2); here they are exact."""
     for block in network.blocks:
-        if block.stride != 1:
-            exact = measured.transition_matrix(config, *block.matrix.shape[1::-1])[:, :, None, None]
-            torch.testing.assert_close(block.matrix.double(), exact, rtol=4e-3, atol=0)
-            block.matrix = exact
+        if block.matrix is not None and block.stride != 1:
+            cin, cout = block.matrix.shape[1], block.conv2.out_channels
+            if config.path == "fitted":
+                enc, block.decoder = measured.fitted_coder(config.coder, cout)
+                exact = measured.fitted_transition(enc, cin)
+            else:
+                exact = measured.transition_matrix(config, cin, cout)
+            torch.testing.assert_close(block.matrix.double()[:, :, 0, 0], exact, rtol=4e-3, atol=1e-6)
+            block.matrix = exact[:, :, None, None]
+
+
+def forward(measured: nn.Module, x: Tensor) -> Tensor:
+    """As its own, which takes the last mean in float32."""
+    h = measured.stem_norm(measured.stem(x)).relu()
+    for block in measured.blocks:
+        h = block(h)
+    if measured.head_norm is not None:
+        h = measured.head_norm(h)
+    return measured.head(h.mean((2, 3)))
 
 
 def count(network: nn.Module) -> int:
@@ -100,14 +116,44 @@ def test_it_is_the_network_that_was_measured(
     to_library.load(ours, theirs.state_dict())
     x = torch.randn(2, 3, 16, 16)
     with torch.no_grad():
-        h = theirs.stem_norm(theirs.stem(x)).relu()
-        for block in theirs.blocks:
-            h = block(h)
-        if theirs.head_norm is not None:
-            h = theirs.head_norm(h)
-        expected = theirs.head(h.mean((2, 3)))  # its own forward takes this mean in float32
-        torch.testing.assert_close(ours(x), expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(ours(x), forward(theirs, x), rtol=1e-10, atol=1e-10)
     assert count(ours) == measured.trained_parameters(theirs)
+
+
+@pytest.mark.parametrize("method", ["pnnh_paper", "pnnh"])
+@pytest.mark.parametrize("pretext", ["random", "none", "identity"])
+@pytest.mark.usefixtures("float64")
+def test_the_rows_of_table_4_are_the_library_s(
+    measured: ModuleType, to_library: ModuleType, method: str, pretext: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The paper's literal setting and ours; a coder that is no closed form, none at all, and Eq. 5."""
+    ours = unskip.plainify(cifar_resnet(20), method, pretext=pretext).eval()
+    coders = {m.dec.shape[0]: m for m in ours.modules() if isinstance(m, Coder)}
+    monkeypatch.setattr(measured, "fitted_coder", lambda name, channels: (coders[channels].enc, coders[channels].dec))
+    path = {"random": {"path": "fitted", "coder": "random"}, "identity": {"path": "half"}}.get(
+        pretext, {"path": "none"}
+    )
+    paper = {"transition": "whole", "scale": 1.0} if method == "pnnh_paper" else {"head_norm": True}
+    config = measured.NetworkConfig(blocks=3, **path, **paper)
+    theirs = measured.Network(config, seed=3)
+    trained_like(theirs).eval()
+    exact_transitions(measured, theirs, config)
+    to_library.load(ours, theirs.state_dict())
+    x = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), forward(theirs, x), rtol=1e-10, atol=1e-10)
+    assert count(ours) == measured.trained_parameters(theirs)
+
+
+def test_coders_that_travel_are_those_that_the_library_makes(measured: ModuleType) -> None:
+    for channels in (16, 32, 64):
+        spec = CoderSpec(channels=channels, code=channels // 2, pretext="random", act="ReLU()", kernel=3)
+        coder = make_coder(spec, nn.ReLU())
+        for stored, made in zip(measured.fitted_coder("random", channels), (coder.enc, coder.dec), strict=True):
+            torch.testing.assert_close(stored, made.bfloat16().float(), rtol=0, atol=0)
+    assert {name.rsplit(".", 2)[0] for name in measured.fitted_coders()} == {
+        "random", "random_1", *(f"{t}{s}" for t in ("rectified_normal", "normal", "uniform") for s in ("", "_start"))
+    }  # fmt: skip
 
 
 def test_parameters_and_the_budget() -> None:

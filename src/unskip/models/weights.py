@@ -1,8 +1,9 @@
 """Trained weights that come with the package: unskip/weights/NAME.safetensors, each with its measured error.
 
-A file holds a network's `state_dict` and, as metadata, what it was trained and tested on. `create_model(NAME,
-pretrained=True)` loads it by timm's conventions: another number of classes gets a fresh classifier, another number of
-input channels an adapted first convolution, and `network.pretrained_cfg` says how to normalise images.
+A file holds a network's `state_dict`, convolutions and classifier in float16 so that the package stays small, and, as
+metadata, what it was trained and tested on. `create_model(NAME, pretrained=True)` loads it by timm's conventions:
+another number of classes gets a fresh classifier, another number of input channels an adapted first convolution, and
+`network.pretrained_cfg` says how to normalise images.
 """
 
 import json
@@ -10,9 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 FOLDER = Path(__file__).parents[1] / "weights"
 LARGEST = 8 * 2**20  # bytes of one file; the package is to stay small
@@ -70,9 +72,19 @@ def pretrained_cfg(name: str) -> dict[str, Any]:
     return {"file": str(path_of(name)), "mean": weights.mean, "std": weights.std, "description": str(weights)}
 
 
+def as_stored(network: nn.Module) -> dict[str, Tensor]:
+    """A network's state as a file holds it: norms and coders as they are, and all other weights rounded."""
+    state = {key: value.detach().cpu().contiguous() for key, value in network.state_dict().items()}
+    rounded = {key for key, parameter in network.named_parameters() if parameter.ndim > 1}
+    return {key: value.half() if key in rounded else value for key, value in state.items()}
+
+
 def store_weights(network: nn.Module, about: Weights) -> Path:
     """Writes a network's weights where `create_model(about.network, pretrained=True)` finds them."""
-    state = {key: value.detach().cpu().contiguous() for key, value in network.state_dict().items()}
+    state = as_stored(network)
+    lost = [key for key, value in state.items() if not torch.isfinite(value).all()]
+    if lost:
+        raise ValueError(f"store_weights: {about.network!r} has values that are no numbers in float16: {lost[0]}.")
     size = sum(value.numel() * value.element_size() for value in state.values())
     if size > LARGEST:
         raise ValueError(

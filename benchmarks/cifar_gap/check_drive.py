@@ -1,0 +1,89 @@
+"""Checks on a CPU that a queue which is paused and gone on with ends where an unbroken one ends, through drive.py.
+
+python check_drive.py            # a few minutes
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import drive
+import numpy as np
+import torch
+from PIL import Image
+
+HERE = Path(__file__).parent
+SMALL = {"blocks": 1, "widths": [16, 32, 64], "hidden": [2, 4, 8]}
+NETWORKS = {
+    "resnet": {**SMALL, "kind": "resnet"},
+    "centred": {**SMALL, "path": "half", "centred": True, "head_norm": True},
+    "fitted": {**SMALL, "path": "fitted", "coder": "rectified_normal", "transition": "whole", "scale": 1.0},
+}
+
+
+def make_data(folder: Path, each: int = 8) -> None:
+    """CIFAR-10's files with few images, which a network can learn: a class is a colour in noise."""
+    random = np.random.default_rng(0)
+    folder.mkdir()
+    labels = {}
+    colours = random.integers(40, 216, (10, 3))
+    for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
+        y = np.arange(10 * each) % 10
+        x = np.clip(colours[y][:, None, None] + random.normal(0, 60, (len(y), 32, 32, 3)), 0, 255).astype(np.uint8)
+        sprite = x.reshape(each, 10, 32, 32, 3).swapaxes(1, 2).reshape(each * 32, 320, 3)
+        Image.fromarray(sprite).save(folder / f"{name}.webp", lossless=True)
+        labels[name] = y.astype(np.uint8)
+    train = np.concatenate([labels[f"data_batch_{i}"] for i in range(1, 6)])
+    np.savez(folder / "labels.npz", y_train=train, y_test=labels["test_batch"])
+
+
+def run(work: Path, out: str, seconds: float, resume: str | None = None) -> dict[str, dict]:
+    command = [sys.executable, HERE / "drive.py", work / "queue.json", "--data", work / "data", "--out", work / out]
+    command += ["--device", "cpu", "--mode", "eager", "--slots", 1, "--seconds", seconds]
+    command += ["--resume", work / resume] if resume else []
+    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+    return {r["name"]: r for r in map(json.loads, (work / out / "results.jsonl").read_text().splitlines())}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(temporary)
+        make_data(work / "data")
+        jobs = [
+            {"name": f"{name}{'_whole' if whole else ''}", "network": network, "save": True,
+             "train": {"epochs": 3, "whole": whole, "lr": 0.05}}
+            for name, network in NETWORKS.items()
+            for whole in ((False, True) if name == "centred" else (False,))
+        ]  # fmt: skip
+        (work / "queue.json").write_text(json.dumps(jobs))
+        whole = run(work, "unbroken", 10_000)
+        assert [r["status"] for r in whole.values()] == ["done"] * len(jobs), whole
+        # Time for an epoch or a few, and then for no other network in that stretch.
+        folder, stretches, paused = None, 0, 0
+        while True:
+            out, stretches = f"stretch{stretches}", stretches + 1
+            results = run(work, out, drive.RESERVE + 7, folder)
+            paused += sum(r["status"] == "paused" for r in results.values())
+            folder = out
+            if all(name in results and results[name]["status"] == "done" for name in whole):
+                break
+            assert stretches < 60, results
+        epochs = [json.loads(line) for line in (work / folder / "epochs.jsonl").read_text().splitlines()]
+        for name in whole:
+            assert [r["epoch"] for r in epochs if r["name"] == name] == [1, 2, 3], (name, epochs)
+        assert paused, "nothing was paused, so nothing is shown"
+        drive.unpack(work / "unbroken", work / "a")
+        for i in range(stretches):
+            drive.unpack(work / f"stretch{i}", work / "b")  # each has the weights of what it finished
+        for name in whole:
+            a, b = (torch.load(work / part / f"{name}.pt", weights_only=True) for part in "ab")
+            assert a.keys() == b.keys()
+            worst = max(((a[k] - b[k]).norm() / a[k].norm().clamp(min=1e-3)).item() for k in a)
+            print(f"{name:16} {stretches} stretches, largest difference of a weight tensor {worst:.1e}")
+            assert worst < 0.05, (name, worst)
+
+
+if __name__ == "__main__":
+    main()
