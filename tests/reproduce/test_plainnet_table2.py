@@ -17,7 +17,8 @@ from unskip.train.sets import load
 # float64, two epochs of scikit-learn's digits; a limit that bites, and a rate that falls in one of the networks
 BASE = load_recipe(
     "usps-plainnet-100", dataset="digits", precision="fp64", device="cpu", epochs=2, max_norm=1.2, val_fraction=0.1,
-    options={"depth": 5, "width": 24, "img_size": 8}, channels_last=False,
+    options={"depth": 5, "width": 24, "img_size": 8}, channels_last=False, schedule="constant",
+    min_lr=0.0, settle=0,
 )  # fmt: skip
 
 

@@ -108,7 +108,8 @@ class Row:
 
     def recipe(self, base: Recipe, **changes: Any) -> Recipe:
         options = {**base.options, "norm": self.norm, "activation": "lrelu" if self.leaky else "relu"}
-        return base.replace(options=options, max_norm=base.max_norm if self.max_norm else 0.0, **changes)
+        limits = {"max_norm": base.max_norm if self.max_norm else 0.0, "settle": base.settle if self.norm else 0}
+        return base.replace(options=options, **limits, **changes)
 
 
 ROWS = tuple(Row.printed(str(row["components"])) for row in TABLE.rows)

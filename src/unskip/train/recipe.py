@@ -84,7 +84,7 @@ class Recipe:
     decay_from: DecayFrom = "zero"  # what weight decay pulls to: 0, the identity (noise-stability.md, 4.1), the start
     ema: float = 0.0  # decay of the average of the weights that is tested; 0 is off
     settle: int = (
-        0  # training images, one batch, on which BatchNorm's statistics are measured anew at the end; 0 is off
+        0  # training images, as one batch, on which norms are measured anew after training; 0: running averages
     )
 
     # The machine
