@@ -83,9 +83,7 @@ class Recipe:
     orthogonal: float = 0.0  # η of orthogonal regularisation (papers/seqnet.md, B.2); 0 is off
     decay_from: DecayFrom = "zero"  # what weight decay pulls to: 0, the identity (noise-stability.md, 4.1), the start
     ema: float = 0.0  # decay of the average of the weights that is tested; 0 is off
-    settle: int = (
-        0  # training images, as one batch, on which norms are measured anew after training; 0: running averages
-    )
+    settle: int = 0  # training images, as one batch, on which norms are measured anew at the end; 0: running averages
 
     # The machine
     precision: Precision = "fp32"  # bf16 and fp16: mixed with fp32
