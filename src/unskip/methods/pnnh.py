@@ -18,6 +18,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from unskip.coders import FORMS, PRETEXTS, CoderBank, CoderSpec, act_name, odd_part_is_identity
+from unskip.methods import fused
 from unskip.methods.centred import CentredConv2d
 from unskip.methods.lean import LeanSequential
 from unskip.methods.plain import Plain, PlainBlock
@@ -53,6 +54,9 @@ class PNNHBlock(nn.Module):
         self.act = nn.Identity() if act is None else act
 
     def forward(self, x: Tensor) -> Tensor:
+        layers = fused.suited(self, x)
+        if layers is not None:
+            return fused.run(layers, x)
         x = self.pre(x)
         response = self.drop_path(self.learner(x))
         if self.coder is not None:

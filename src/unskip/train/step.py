@@ -7,6 +7,7 @@ from accelerate import Accelerator
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
 
+from unskip.methods import fused
 from unskip.train.optim import CAPTURABLE
 from unskip.train.penalties import Constraint, Penalty, total
 from unskip.train.recipe import Recipe
@@ -134,7 +135,10 @@ def make_loss(recipe: Recipe) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def compile_network(network: nn.Module, recipe: Recipe) -> None:
-    """torch.compile in place: the whole network, or each block, which compiles once for each kind of block."""
+    """torch.compile in place: the whole network, or each block, which compiles once for each kind of block.
+
+    Blocks that train by kernels of their own (`unskip.methods.fused`) are faster than what a compiler makes of them.
+    """
     if recipe.compile == "no":
         return
     # Blocks of one class share their code, so each width counts as a recompilation of it.
@@ -148,8 +152,11 @@ def compile_network(network: nn.Module, recipe: Recipe) -> None:
             f"recipe: compile='blocks' found no blocks in {type(network).__name__} (an nn.Sequential or nn.ModuleList "
             "of modules that have modules of their own); use 'whole'."
         )
+    device = next(network.parameters()).device
+    by_kernels = recipe.precision == "bf16" and recipe.channels_last
     for block in blocks:
-        block.compile()
+        if not (by_kernels and fused.chooses(block, device)):
+            block.compile()
 
 
 def _holds_blocks(module: nn.Module) -> bool:

@@ -1,0 +1,142 @@
+"""When a PNNH block trains by the kernels of `unskip.methods.kernels`, and how it is handed to them.
+
+Narrow blocks (CIFAR's) are many small operations, each far from what a GPU can do; four kernels do a step of such a
+block. They are taken wherever they compute what the block's definition says: in training with bfloat16 autocast on
+a CUDA device, in eager (torch.compile traces the definition), while nobody watches the layers inside by hooks.
+"""
+
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as nn_module
+
+from unskip.coders import Coder, CoderRef
+from unskip.methods.centred import CentredConv2d
+
+if TYPE_CHECKING:
+    from unskip.methods.pnnh import PNNHBlock
+
+WIDEST = 256  # channels of a block, and
+MOST = 4096  # of a weight's inputs times its outputs, up to which the kernels win by measurement
+
+
+class Layers(NamedTuple):
+    """A block as the kernels know it: convolution, norm, convolution, coder."""
+
+    conv1: nn.Conv2d
+    norm: nn.BatchNorm2d
+    conv2: nn.Conv2d
+    coder: Coder
+
+
+def layers_of(block: "PNNHBlock") -> Layers | None:
+    """The block's layers; None where it is none that the kernels know."""
+    coder = block.coder.coder if isinstance(block.coder, CoderRef) else block.coder
+    learner = list(block.learner)
+    if len(learner) != 4 or not isinstance(coder, Coder) or len(block.pre):
+        return None
+    conv1, norm, act, conv2 = learner
+    if not isinstance(conv1, nn.Conv2d) or not isinstance(conv2, nn.Conv2d):
+        return None
+    if type(norm) is not nn.BatchNorm2d or not type(act) is type(block.act) is nn.ReLU:
+        return None
+    if type(block.drop_path) is not nn.Identity or not narrow(conv1, "reads") or not narrow(conv2, "writes"):
+        return None
+    closed = coder.closed
+    if closed is None or closed.paired or closed.dim != 1 or type(closed.act) is not nn.ReLU:
+        return None
+    # A norm without a momentum asks the GPU how many batches there were.
+    if norm.momentum is None or not norm.affine or not norm.track_running_stats:
+        return None
+    same = conv1.in_channels == conv2.out_channels == closed.channels and conv1.weight.shape[1] == conv2.weight.shape[0]
+    return Layers(conv1, norm, conv2, coder) if same else None
+
+
+def narrow(conv: nn.Conv2d, side: str) -> bool:
+    """A 3 x 3 convolution of few channels, whole or centred on this side."""
+    if type(conv) is CentredConv2d:
+        if conv.side != side:
+            return False
+    elif type(conv) is not nn.Conv2d:
+        return False
+    plain = (conv.kernel_size, conv.stride, conv.padding, conv.dilation) == ((3, 3), (1, 1), (1, 1), (1, 1))
+    few = conv.in_channels * conv.out_channels <= MOST and max(conv.in_channels, conv.out_channels) <= WIDEST
+    return plain and few and conv.groups == 1 and conv.bias is None and conv.padding_mode == "zeros"
+
+
+@cache
+def has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def chooses(block: nn.Module, device: torch.device) -> bool:
+    """Whether a block trains by the kernels on a device, under bfloat16 autocast and channels last."""
+    from unskip.methods.pnnh import PNNHBlock
+
+    if device.type != "cuda" or not isinstance(block, PNNHBlock) or not has_triton():
+        return False
+    new_enough = torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+    return new_enough and not torch.are_deterministic_algorithms_enabled() and layers_of(block) is not None
+
+
+def suited(block: "PNNHBlock", x: Tensor) -> Layers | None:
+    """The layers to hand to the kernels; None where the block is to run as it is defined."""
+    if type(x) is not Tensor or not x.is_cuda or not block.training:  # a tracer's stand-in is no tensor
+        return None
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        return None
+    mixed = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+    if not mixed or x.dtype != torch.bfloat16 or not chooses(block, x.device):
+        return None
+    layers = layers_of(block)
+    return layers if layers is not None and fits(layers, x) and not watched(block, layers) else None
+
+
+def fits(layers: Layers, x: Tensor) -> bool:
+    """Whether the kernels can read these tensors: NHWC images, dense float32 parameters on one device."""
+    if x.ndim != 4 or x.shape[1] != layers.conv1.in_channels or not x.is_contiguous(memory_format=torch.channels_last):
+        return False
+    if x.numel() >= 2**31 or x.shape[0] * x.shape[2] * x.shape[3] < 2:
+        return False
+    norm = layers.norm
+    numbers = [t for layer in layers[:3] for t in (*layer.parameters(), *layer.buffers()) if t.is_floating_point()]
+    return norm.training and all(
+        type(p) in (Tensor, nn.Parameter)
+        and p.dtype == torch.float32
+        and p.device == x.device
+        and (p.is_contiguous() or (p.ndim == 4 and p.is_contiguous(memory_format=torch.channels_last)))
+        for p in numbers
+    )
+
+
+def watched(block: "PNNHBlock", layers: Layers) -> bool:
+    """Whether somebody waits for a layer inside the block to be called."""
+    inside: list[nn.Module] = [block.learner, *block.learner, block.drop_path, block.act, layers.coder]
+    inside += [] if block.coder is None else [block.coder]
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return bool(nn_module._has_any_global_hook()) or any(getattr(layer, name) for layer in inside for name in hooks)
+
+
+def run(layers: Layers, x: Tensor) -> Tensor:
+    """y = σ(W_2 ⊛ σ(norm(W_1 ⊛ x)) + coder(x)), by the kernels."""
+    from unskip.methods import kernels
+
+    conv1, norm, conv2, coder = layers
+    closed = coder.closed
+    assert closed is not None
+    whole = closed.form != "identity"
+    path = kernels.Path(
+        carried=closed.channels if whole else closed.groups,
+        group=closed.channels // closed.groups if whole else 1,
+        scale=closed.scales[0] * closed.scales[1],
+    )
+    centre1, centre2 = getattr(conv1, "centre", None), getattr(conv2, "centre", None)
+    return kernels.run(x, conv1.weight, centre1, norm, conv2.weight, centre2, path, rectified(x))
+
+
+def rectified(x: Tensor) -> bool:
+    """Whether x is known to come from a ReLU, so that its gradient may be zero wherever x is."""
+    return x.grad_fn is not None and x.grad_fn.name() in ("ReluBackward0", "FusedBlockBackward")
