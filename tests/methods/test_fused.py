@@ -125,7 +125,24 @@ def check_twice() -> None:
         torch.testing.assert_close(outputs[0], block(y), rtol=1e-4, atol=1e-4)
 
 
-CHECKS = {"other_readers": check_other_readers, "twice": check_twice}
+def check_asked_gradient() -> None:
+    """The gradient of an output that somebody asked for is not zero where the output is."""
+    blocks = [make_block(16, 8, {}) for _ in range(2)]
+    twins = copy.deepcopy(blocks)
+    x = images(2, 16, 5, 5).relu().requires_grad_()
+    for ask in (lambda y, into: y.retain_grad() or into.append(y), lambda y, into: y.register_hook(into.append)):
+        found = []
+        for pair, run in ((blocks, lambda block, x: block(x)), (twins, by_kernels)):
+            given: list[Tensor] = []
+            middle = run(pair[0], x)
+            ask(middle, given)
+            run(pair[1], middle).square().sum().backward()
+            found.append({"middle": given[0].grad if given[0] is middle else given[0]})
+        assert (found[0]["middle"][middle == 0] != 0).any()
+        assert_same(found[1], found[0], 1e-5)
+
+
+CHECKS = {"other_readers": check_other_readers, "twice": check_twice, "asked_gradient": check_asked_gradient}
 
 
 QUICK = ["pairs", "what no ReLU gave", "identity", "24/12", "centred, 48/8"]
@@ -202,6 +219,25 @@ def test_other_layers_are_not_known() -> None:
     assert fused.layers_of(transition) is None
 
 
+def test_large_images_are_left_alone() -> None:
+    """An ImageNet network's first stage is as narrow as CIFAR's last."""
+    layers = fused.layers_of(make_block(64, 32, {}))
+    assert fused.fits(layers, images(1, 64, 32, 32))
+    assert not fused.fits(layers, images(1, 64, 33, 8))
+    assert not fused.fits(layers, images(1, 64, 56, 56))
+
+
+def test_a_deterministic_recipe_has_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They add up by atomics, in whichever order programs come."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    block, gpu = make_block(16, 8, {}), torch.device("cuda")
+    assert fused.chooses(block, gpu)
+    with machine.settled(Recipe(deterministic=True)):
+        assert not fused.chooses(block, gpu)
+    assert fused.chooses(block, gpu)
+
+
 def test_watched_layers_run_by_themselves() -> None:
     block = make_block(16, 8, {})
     layers = fused.layers_of(block)
@@ -217,11 +253,11 @@ def test_watched_layers_run_by_themselves() -> None:
 
 
 def test_blocks_with_kernels_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their transitions are; without bf16 all are."""
+    """Their transitions are; without bf16, or where images are large, all are."""
     monkeypatch.setattr(fused, "chooses", lambda block, device: fused.layers_of(block) is not None)
-    for precision, left in (("bf16", 7), ("fp32", 0)):
+    for precision, image_size, left in (("bf16", 32, 7), ("fp32", 32, 0), ("bf16", 64, 0)):
         network = unskip.create_model("pnnh_resnet20")
-        compile_network(network, Recipe(compile="blocks", precision=precision))
+        compile_network(network, Recipe(compile="blocks", precision=precision), image_size)
         blocks = [block for block in network.modules() if isinstance(block, PNNHBlock)]
         eager = [block for block in blocks if block._compiled_call_impl is None]
         assert len(blocks) == 9

@@ -1,8 +1,9 @@
 """When a PNNH block trains by the kernels of `unskip.methods.kernels`, and how it is handed to them.
 
 Narrow blocks (CIFAR's) are many small operations, each far from what a GPU can do; four kernels do a step of such a
-block. They are taken wherever they compute what the block's definition says: in training with bfloat16 autocast on
-a CUDA device, in eager (torch.compile traces the definition), while nobody watches the layers inside by hooks.
+block. They are taken wherever they compute what the block's definition says and were measured to be faster: training
+with bfloat16 autocast on a CUDA device, small images, in eager (torch.compile traces the definition), while nobody
+watches the layers inside by hooks or asks for algorithms that repeat to the last bit.
 """
 
 from functools import cache
@@ -19,8 +20,10 @@ from unskip.methods.centred import CentredConv2d
 if TYPE_CHECKING:
     from unskip.methods.pnnh import PNNHBlock
 
-WIDEST = 256  # channels of a block, and
-MOST = 4096  # of a weight's inputs times its outputs, up to which the kernels win by measurement
+# Up to where the kernels were measured (benchmarks/cifar_step.py):
+WIDEST = 256  # channels of a block
+MOST = 4096  # a convolution's inputs times its outputs
+LARGEST = 32  # px, the side of a feature map
 
 
 class Layers(NamedTuple):
@@ -96,10 +99,10 @@ def suited(block: "PNNHBlock", x: Tensor) -> Layers | None:
 
 
 def fits(layers: Layers, x: Tensor) -> bool:
-    """Whether the kernels can read these tensors: NHWC images, dense float32 parameters on one device."""
+    """Whether the kernels can read these tensors: small NHWC images, dense float32 parameters on one device."""
     if x.ndim != 4 or x.shape[1] != layers.conv1.in_channels or not x.is_contiguous(memory_format=torch.channels_last):
         return False
-    if x.numel() >= 2**31 or x.shape[0] * x.shape[2] * x.shape[3] < 2:
+    if x.numel() >= 2**31 or x.shape[0] * x.shape[2] * x.shape[3] < 2 or max(x.shape[2:]) > LARGEST:
         return False
     norm = layers.norm
     numbers = [t for layer in layers[:3] for t in (*layer.parameters(), *layer.buffers()) if t.is_floating_point()]
@@ -138,5 +141,9 @@ def run(layers: Layers, x: Tensor) -> Tensor:
 
 
 def rectified(x: Tensor) -> bool:
-    """Whether x is known to come from a ReLU, so that its gradient may be zero wherever x is."""
-    return x.grad_fn is not None and x.grad_fn.name() in ("ReluBackward0", "FusedBlockBackward")
+    """Whether x is known to come from a ReLU, so that its gradient may be zero wherever x is.
+
+    Nobody can tell by a weight's gradient; whoever has asked for that of x gets the whole of it.
+    """
+    asked = x.retains_grad or bool(x._backward_hooks)
+    return x.grad_fn is not None and x.grad_fn.name() in ("ReluBackward0", "FusedBlockBackward") and not asked

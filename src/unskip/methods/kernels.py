@@ -1,14 +1,20 @@
 """Four Triton kernels for a training step of a narrow PNNH block (`unskip.methods.fused` chooses when).
 
-    read    u = W_1 ⊛ x, and the sums of u and u² over all pixels
-    write   y = σ(W_2 ⊛ a + M x), where a = σ(norm(u)) is made anew wherever it is read; notes the norm's statistics
-    unwrite b = (W_2ᵀ ⊛ g) [a > 0], the sums of b and b û (the gradients of the norm's bias and gain); ∂W_2 = g ⊗ a
-    unread  ∂x = W_1ᵀ ⊛ v + M g, where v = norm'(b) is made anew wherever it is read; ∂W_1 = v ⊗ x
+    forward
+      read     u = W_1 ⊛ x, and the sums of u and u² over all pixels, which are BatchNorm's statistics
+      write    y = σ(W_2 ⊛ a + M x), where a = σ(norm(u)) is made anew wherever it is read; notes the statistics
+    backward, from g, the gradient of y where y > 0, to that of x
+      unwrite  b = (W_2ᵀ ⊛ g) [a > 0]; the sums of b and b û, the gradients of the norm's bias and gain; ∂W_2 = g ⊗ a
+      unread   ∂x = W_1ᵀ ⊛ v + Mᵀ g, where v = norm'(b) is made anew wherever it is read; ∂W_1 = v ⊗ x
+
+A kernel ends where the next needs a sum over all pixels. What passes between them is u or b, of the hidden width; a
+block keeps x, u and y for backward, and y is the next block's x. Sums are added up by atomics, in whichever order
+programs come, so that two runs differ in the last bits.
 
 Images are NHWC, seen as (P, C) with P pixels. Everything is computed in float32 but the products of convolutions, whose
-factors have the type of x; weights are float32 and rounded as they are read. M is a closed-form coder: sums of `GROUP`
-neighbouring channels of the first `CARRIED`, times a scale. `FULL` channels of x and y go through all nine taps of W_1
-and W_2, the others through the centre alone (`unskip.methods.centred`).
+factors have the type of x; weights are float32 and rounded as they are read. M is a closed-form coder: σ of the sums of
+`GROUP` neighbouring channels among the first `CARRIED`, times a scale. `FULL` channels of x and y go through all nine
+taps of W_1 and W_2, the others through the centre alone (`unskip.methods.centred`).
 
 A weight gradient shares its launch with the convolution that does not depend on it; the first programs take that work.
 Importing this file imports Triton. With TRITON_INTERPRET=1 set before, everything here runs on a CPU.
@@ -21,7 +27,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
-from triton.language.extra import cuda as tlc
 
 COPIES = 8  # of the sums over all pixels: programs add to different ones, and whoever reads them adds them up
 
@@ -145,7 +150,11 @@ def added(sums, c, cm, P, H: tl.constexpr, COPIES: tl.constexpr):
 
 @triton.jit
 def moments(sums, c, cm, P, eps, H: tl.constexpr, COPIES: tl.constexpr):
-    """Mean, variance and reciprocal deviation of u."""
+    """Mean, variance and reciprocal deviation of u.
+
+    E[u²] - E[u]² in float32 loses (mean / deviation)² units in the last place; at a ratio where that is felt (some
+    hundreds), u as bfloat16 has lost its deviation altogether.
+    """
     mean, square = added(sums, c, cm, P, H, COPIES)
     var = tl.maximum(square - mean * mean, 0.0)
     return mean, var, tl.rsqrt(var + eps)
@@ -200,11 +209,8 @@ def read_kernel(
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, HIDDEN: tl.constexpr, HS: tl.constexpr, FULL: tl.constexpr,
     WO: tl.constexpr, WT: tl.constexpr, WI: tl.constexpr, ZO: tl.constexpr, ZI: tl.constexpr,
     BLOCK: tl.constexpr, TAPS: tl.constexpr, KP: tl.constexpr, RP: tl.constexpr, HP: tl.constexpr,
-    COPIES: tl.constexpr, PDL: tl.constexpr,
+    COPIES: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tlc.gdc_wait()
-        tlc.gdc_launch_dependents()
     pid = tl.program_id(0)
     p = pid * BLOCK + tl.arange(0, BLOCK)
     acc = convolve(x, x, p, 0, 0, 0, w, centre, P, BLOCK, H, W, C, HIDDEN, FULL, FULL, HIDDEN, WI, WT, WO, ZI,
@@ -227,11 +233,8 @@ def write_kernel(
     WO: tl.constexpr, WT: tl.constexpr, WI: tl.constexpr, ZO: tl.constexpr, ZI: tl.constexpr,
     CARRIED: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr,
     BLOCK: tl.constexpr, TAPS: tl.constexpr, KP: tl.constexpr, CP: tl.constexpr, HP: tl.constexpr,
-    COPIES: tl.constexpr, PDL: tl.constexpr,
+    COPIES: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tlc.gdc_wait()
-        tlc.gdc_launch_dependents()
     pid = tl.program_id(0)
     p = pid * BLOCK + tl.arange(0, BLOCK)
     k = tl.arange(0, KP)
@@ -244,9 +247,8 @@ def write_kernel(
     c = tl.arange(0, CP)
     value = tl.maximum(acc, 0.0).to(y.dtype.element_ty)
     tl.store(y + p[:, None] * C + c[None, :], value, mask=(p < P)[:, None] & (c < C)[None, :])
-    if ZEROS > 0:  # for the next block to sum up in
-        z = pid * ZEROS + tl.arange(0, ZEROS)
-        tl.store(ahead + z, tl.zeros((ZEROS,), tl.float32), mask=z < size)
+    z = pid * ZEROS + tl.arange(0, ZEROS)  # for the next block to sum up in
+    tl.store(ahead + z, tl.zeros((ZEROS,), tl.float32), mask=z < size)
     if pid == 0:
         note(sums, stats, running_mean, running_var, batches, P, eps, momentum, HIDDEN, HP, COPIES)
 
@@ -258,11 +260,8 @@ def unwrite_kernel(
     WO: tl.constexpr, WT: tl.constexpr, WI: tl.constexpr, ZO: tl.constexpr, ZI: tl.constexpr,
     BLOCK: tl.constexpr, TAPS: tl.constexpr, KP: tl.constexpr, RP: tl.constexpr, FP: tl.constexpr, HP: tl.constexpr,
     CHUNK: tl.constexpr, TURNS: tl.constexpr, G_TAPS: tl.constexpr, GKP: tl.constexpr,
-    COPIES: tl.constexpr, PDL: tl.constexpr,
+    COPIES: tl.constexpr,
 ):  # fmt: skip
-    if PDL:
-        tlc.gdc_wait()
-        tlc.gdc_launch_dependents()
     pid = tl.program_id(0)
     h = tl.arange(0, HP)
     hm = h < HIDDEN
@@ -305,12 +304,9 @@ def unread_kernel(
     CARRIED: tl.constexpr, GROUP: tl.constexpr, RECTIFIED: tl.constexpr,
     BLOCK: tl.constexpr, TAPS: tl.constexpr, KP: tl.constexpr, CP: tl.constexpr, HP: tl.constexpr,
     CHUNK: tl.constexpr, TURNS: tl.constexpr, G_TAPS: tl.constexpr, GKP: tl.constexpr, RP: tl.constexpr,
-    COPIES: tl.constexpr, PDL: tl.constexpr,
+    COPIES: tl.constexpr,
 ):  # fmt: skip
     """RECTIFIED: x is what a ReLU gave, whose gradient is zero where x is; then this one is, too."""
-    if PDL:
-        tlc.gdc_wait()
-        tlc.gdc_launch_dependents()
     pid = tl.program_id(0)
     if pid < jobs:
         h = tl.arange(0, HP)
@@ -346,34 +342,22 @@ def unread_kernel(
 
 # ---------------------------------------------------------------- launches
 
-TOGETHER = 16
+WARPS, STAGES = 4, 1  # one stage: loads go through the first cache
+TOGETHER = 16  # channels up to which the three taps of a row are one product
+CHUNK = 128  # pixels that a program of a weight gradient takes at a time
+AHEAD = "_unskip_zeros"  # on an output: where and for whom zeros are ready
+# On a gradient that is zero where the output that it belongs to is: the version of the tensor of which that is true.
+MARK = "_unskip_rectified"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tiling:
-    """How a kernel's work is cut into programs."""
-
-    block: int  # pixels that a program of the convolution takes
-    warps: int = 4
-    stages: int = 1  # loads under way at a time: 1 goes through the first cache, more past it
-    together: int = TOGETHER  # channels up to which the three taps of a row are one product
-    chunk: int = 128  # pixels that a program of the weight gradient takes at a time
-    turns: int = 8  # and how often
+def pixels_each(pixels: int) -> int:
+    """That a program of a convolution takes."""
+    return 128 if pixels >= 32768 else 64
 
 
-TILINGS: dict[tuple[str, int], Tiling] = {}  # by kernel and channels
-
-
-def tiling(kernel: str, channels: int, pixels: int) -> Tiling:
-    if (kernel, channels) in TILINGS:
-        return TILINGS[kernel, channels]
-    block = 128 if pixels >= 32768 else 64
-    if kernel in ("write", "unread"):  # as wide as the block: what a program sums up must fit its registers
-        block = min(block, max(32, 8192 // padded(channels)))
-    return Tiling(block=block, turns=max(1, min(8, pixels // 128 // 32)))
-
-
-PDL = False
+def fewer_each(pixels: int, channels: int) -> int:
+    """Where the output is as wide as the block: what a program sums up must fit its registers."""
+    return min(pixels_each(pixels), max(32, 8192 // padded(channels)))
 
 
 def padded(size: int) -> int:
@@ -381,10 +365,18 @@ def padded(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
 
-def taps(channels: int, together: int) -> tuple[int, int]:
+def taps(channels: int) -> tuple[int, int]:
     """Taps that are taken together, and the padded size of their channels."""
-    count = 3 if channels <= together else 1
+    count = 3 if channels <= TOGETHER else 1
     return count, padded(count * channels)
+
+
+def share(channels: int, pixels: int, centre: Tensor | None) -> tuple[int, int, int, int, int]:
+    """Of a weight gradient: programs in all and for each product; chunks in turn, taps together, their padded size."""
+    together, size = taps(channels)
+    turns = max(1, min(8, pixels // CHUNK // 32))
+    chunks = triton.cdiv(pixels, CHUNK * turns)
+    return chunks * (9 // together + (centre is not None)), chunks, turns, together, size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -461,7 +453,7 @@ class FusedBlock(torch.autograd.Function):
         path: Path,
         rectified: bool,
         work: Workspace,
-        ahead: Tensor | None,  # filled with zeros
+        ahead: Tensor,  # filled with zeros
     ) -> Tensor:
         batch, channels, height, width = x.shape
         hidden, full = w1.shape[0], w2.shape[0]
@@ -471,20 +463,20 @@ class FusedBlock(torch.autograd.Function):
         shape = (height, width, channels, hidden, stored, full)
         hp, cp, rp = padded(stored), padded(channels), padded(channels - full)
         with torch.cuda.device_of(x):
-            cut = tiling("read", channels, pixels)
-            read_kernel[(triton.cdiv(pixels, cut.block),)](
+            block = pixels_each(pixels)
+            read_kernel[(triton.cdiv(pixels, block),)](
                 x, w1, w1 if centre1 is None else centre1, u, work.sums, pixels, *shape, *strides(w1, centre1),
-                cut.block, *taps(full, cut.together), rp, hp, COPIES, PDL, **how(cut),
+                block, *taps(full), rp, hp, COPIES, num_warps=WARPS, num_stages=STAGES,
             )  # fmt: skip
-            cut = tiling("write", channels, pixels)
-            programs = triton.cdiv(pixels, cut.block)
-            zeros = 0 if ahead is None else triton.next_power_of_2(triton.cdiv(len(ahead), programs))
+            block = fewer_each(pixels, channels)
+            programs = triton.cdiv(pixels, block)
+            zeros = triton.next_power_of_2(triton.cdiv(len(ahead), programs))
             write_kernel[(programs,)](
                 x, u, w2, w2 if centre2 is None else centre2, gain, bias, work.sums, work.stats,
-                norm.running_mean, norm.running_var, norm.num_batches_tracked, y, y if ahead is None else ahead,
-                pixels, norm.eps, norm.momentum, path.scale, 0 if ahead is None else len(ahead),
+                norm.running_mean, norm.running_var, norm.num_batches_tracked, y, ahead,
+                pixels, norm.eps, norm.momentum, path.scale, len(ahead),
                 *shape, *strides(w2, centre2), path.carried, path.group, zeros,
-                cut.block, *taps(stored, cut.together), cp, hp, COPIES, PDL, **how(cut),
+                block, *taps(stored), cp, hp, COPIES, num_warps=WARPS, num_stages=STAGES,
             )  # fmt: skip
         ctx.save_for_backward(x, u, y, w1, centre1, gain, bias, w2, centre2)
         ctx.work, ctx.path, ctx.rectified = work, path, rectified
@@ -506,22 +498,20 @@ class FusedBlock(torch.autograd.Function):
         shape = (height, width, channels, hidden, stored, full)
         hp, cp, rp, fp = padded(stored), padded(channels), padded(channels - full), padded(full)
         with torch.cuda.device_of(x):
-            cut = tiling("unwrite", channels, pixels)
-            g_taps, chunks, jobs = share(cut, stored, pixels, centre2)
-            unwrite_kernel[(jobs + triton.cdiv(pixels, cut.block),)](
+            block = pixels_each(pixels)
+            jobs, chunks, *products = share(stored, pixels, centre2)
+            unwrite_kernel[(jobs + triton.cdiv(pixels, block),)](
                 g, u, w2, w2 if centre2 is None else centre2, gain, bias, work.stats, work.back, b,
                 dw2, dw2 if dcentre2 is None else dcentre2, pixels, jobs, chunks, *shape, *strides(w2, centre2),
-                cut.block, *taps(full, cut.together), rp, fp, hp, cut.chunk, cut.turns, *g_taps, COPIES, PDL,
-                **how(cut),
+                block, *taps(full), rp, fp, hp, CHUNK, *products, COPIES, num_warps=WARPS, num_stages=STAGES,
             )  # fmt: skip
-            cut = tiling("unread", channels, pixels)
-            g_taps, chunks, jobs = share(cut, full, pixels, centre1)
-            unread_kernel[(jobs + triton.cdiv(pixels, cut.block),)](
+            block = fewer_each(pixels, channels)
+            jobs, chunks, *products = share(full, pixels, centre1)
+            unread_kernel[(jobs + triton.cdiv(pixels, block),)](
                 g, x, u, b, w1, w1 if centre1 is None else centre1, gain, work.stats, work.back, gx,
                 dw1, dw1 if dcentre1 is None else dcentre1, dgain, dbias, pixels, path.scale, jobs, chunks,
                 *shape, *strides(w1, centre1), path.carried, path.group, ctx.rectified,
-                cut.block, *taps(stored, cut.together), cp, hp, cut.chunk, cut.turns, *g_taps, rp, COPIES, PDL,
-                **how(cut),
+                block, *taps(stored), cp, hp, CHUNK, *products, rp, COPIES, num_warps=WARPS, num_stages=STAGES,
             )  # fmt: skip
         if ctx.rectified:
             setattr(gx, MARK, gx._version)
@@ -545,30 +535,11 @@ def run(
     here = (stream(x), torch.cuda.is_current_stream_capturing()) if x.is_cuda else None
     usable = given is not None and given[0] == here
     work = Workspace(len(norm.weight), (w1, centre1, norm.weight, norm.bias, w2, centre2), given[1] if usable else None)
-    ahead = torch.empty_like(work.all) if ZERO_AHEAD else None
+    ahead = torch.empty_like(work.all)
     y = FusedBlock.apply(x, w1, centre1, norm.weight, norm.bias, w2, centre2, norm, path, rectified, work, ahead)
-    if ahead is not None:
-        setattr(y, AHEAD, (here, ahead))
+    setattr(y, AHEAD, (here, ahead))
     return y
 
 
 def stream(x: Tensor) -> int:
     return torch.cuda.current_stream(x.device).cuda_stream
-
-
-ZERO_AHEAD = True
-AHEAD = "_unskip_zeros"  # on an output: where and for whom zeros are ready
-# On a gradient that is zero where the output that it belongs to is: the version of the tensor of which that is true.
-MARK = "_unskip_rectified"
-
-
-def how(cut: Tiling) -> dict[str, int]:
-    options = {"num_warps": cut.warps, "num_stages": cut.stages}
-    return {**options, "launch_pdl": True} if PDL else options
-
-
-def share(cut: Tiling, channels: int, pixels: int, centre: Tensor | None) -> tuple[tuple[int, int], int, int]:
-    """Of a weight gradient: taps together and their padded size, programs for each of them, programs in all."""
-    together = taps(channels, TOGETHER)
-    chunks = triton.cdiv(pixels, cut.chunk * cut.turns)
-    return together, chunks, chunks * (9 // together[0] + (centre is not None))

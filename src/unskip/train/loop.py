@@ -71,7 +71,7 @@ class Training:
             network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
         more = from_recipe(network, recipe)
         self.ema = ModelEmaV3(network, decay=recipe.ema, use_warmup=True) if recipe.ema else None
-        compile_network(network, recipe)
+        compile_network(network, recipe, self.data.image_size)
         self.network, self.optimizer = accelerator.prepare(network, make_optimizer(network, recipe))
         penalties, constraints = [*penalties, *more[0]], [*constraints, *more[1]]
         self.step = make_step(accelerator, self.network, self.optimizer, recipe, penalties, constraints)

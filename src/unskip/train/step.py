@@ -134,10 +134,11 @@ def make_loss(recipe: Recipe) -> Callable[[Tensor, Tensor], Tensor]:
     return SoftTargetCrossEntropy() if mixed else nn.CrossEntropyLoss(label_smoothing=recipe.smoothing)
 
 
-def compile_network(network: nn.Module, recipe: Recipe) -> None:
+def compile_network(network: nn.Module, recipe: Recipe, image_size: int) -> None:
     """torch.compile in place: the whole network, or each block, which compiles once for each kind of block.
 
-    Blocks that train by kernels of their own (`unskip.methods.fused`) are faster than what a compiler makes of them.
+    On images of so few px that all blocks see small ones, those that train by kernels of their own
+    (`unskip.methods.fused`) are left to them: they are faster than what a compiler makes of such blocks.
     """
     if recipe.compile == "no":
         return
@@ -153,7 +154,7 @@ def compile_network(network: nn.Module, recipe: Recipe) -> None:
             "of modules that have modules of their own); use 'whole'."
         )
     device = next(network.parameters()).device
-    by_kernels = recipe.precision == "bf16" and recipe.channels_last
+    by_kernels = recipe.precision == "bf16" and recipe.channels_last and image_size <= fused.LARGEST
     for block in blocks:
         if not (by_kernels and fused.chooses(block, device)):
             block.compile()
