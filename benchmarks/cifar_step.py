@@ -27,13 +27,14 @@ from typing import Any
 from unittest import mock
 
 import torch
+from loop_overhead import images
 from torch import Tensor, nn
 
 import unskip
 from unskip.methods import fused
 from unskip.methods.pnnh import PNNHBlock
 from unskip.models.cifar import CifarBlock
-from unskip.train import DataSet, Split, load_recipe, machine
+from unskip.train import load_recipe, machine
 from unskip.train.checkpoint import RunFolder
 from unskip.train.loop import Training
 from unskip.train.runner import build_network
@@ -53,16 +54,6 @@ def say(*words: Any) -> None:
 
 
 # ---------------------------------------------------------------- the library's step
-
-
-def images(count: int) -> DataSet:
-    """Random uint8 images of CIFAR's shape."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randint(256, (count, 32, 32, 3), generator=generator, dtype=torch.uint8)
-    y = torch.randint(10, (count,), generator=generator)
-    sizes = {"classes": 10, "channels": 3, "image_size": 32}
-    grey = {"mean": (0.5, 0.5, 0.5), "std": (0.3, 0.3, 0.3)}
-    return DataSet(name="random", train=Split(x, y), val=None, test=Split(x[:128], y[:128]), **sizes, **grey)
 
 
 @contextmanager
