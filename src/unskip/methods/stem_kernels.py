@@ -1,0 +1,129 @@
+"""3 x 3 max pooling of stride 2 on a GPU, as Triton kernels for channels last.
+
+A program has one row of outputs (forward) or of 2 x 2 squares of the image (backward), `WIDE` of them by all channels.
+Reading and writing is all that it costs: `unskip.methods.stem` has the formulas.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 1024  # numbers that one program holds: 8 for each of its 128 threads, which are read at once
+
+
+@triton.jit
+def pool_forward(x, y, code, high, wide, channels: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)  # image and row of outputs
+    o_w = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    o_h = tl.zeros_like(o_w) + row % high  # one number, as often as there are columns
+    c = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = (o_w < wide)[:, None] & (c < channels)[None, :]
+    largest = tl.full([WIDE, CHANNELS], float("-inf"), x.dtype.element_ty)
+    first = tl.where(o_h == 0, 3, 0) + tl.where(o_w == 0, 1, 0)
+    best = tl.broadcast_to(first[:, None], [WIDE, CHANNELS]).to(tl.int8)
+    for tap in tl.static_range(9):
+        i_h = 2 * o_h + tap // 3 - 1
+        i_w = 2 * o_w + tap % 3 - 1
+        there = inside & ((i_h >= 0) & (i_w >= 0))[:, None]
+        # pixels: of all images before, and of this one
+        pixel = ((row // high) * (2 * high) + i_h) * (2 * wide) + i_w
+        value = tl.load(x + pixel[:, None] * channels + c[None, :], mask=there, other=float("-inf"))
+        wins = there & ((value > largest) | (value != value))
+        largest = tl.where(wins, value, largest)
+        best = tl.where(wins, tap, best).to(tl.int8)
+    at = (row * wide + o_w[:, None]) * channels + c[None, :]
+    tl.store(y + at, largest, mask=inside)
+    tl.store(code + at, best, mask=inside)
+
+
+@triton.jit
+def pool_backward(g, code, out, high, wide, channels: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr, WORK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)  # image and row of squares
+    o_w = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    o_h = tl.zeros_like(o_w) + row % high  # one number, as often as there are columns
+    c = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = (o_w < wide)[:, None] & (c < channels)[None, :]
+    right = inside & (o_w + 1 < wide)[:, None]
+    below = inside & (o_h + 1 < high)[:, None]
+    corner = right & below
+    at = (row * wide + o_w[:, None]) * channels + c[None, :]
+    down = wide * channels
+    g00 = tl.load(g + at, mask=inside, other=0).to(WORK)
+    g01 = tl.load(g + at + channels, mask=right, other=0).to(WORK)
+    g10 = tl.load(g + at + down, mask=below, other=0).to(WORK)
+    g11 = tl.load(g + at + down + channels, mask=corner, other=0).to(WORK)
+    c00 = tl.load(code + at, mask=inside, other=9)
+    c01 = tl.load(code + at + channels, mask=right, other=9)
+    c10 = tl.load(code + at + down, mask=below, other=9)
+    c11 = tl.load(code + at + down + channels, mask=corner, other=9)
+    none = tl.zeros([WIDE, CHANNELS], WORK)
+    p00 = tl.where(c00 == 4, g00, none)
+    p01 = tl.where(c00 == 5, g00, none) + tl.where(c01 == 3, g01, none)
+    p10 = tl.where(c00 == 7, g00, none) + tl.where(c10 == 1, g10, none)
+    p11 = tl.where(c00 == 8, g00, none) + tl.where(c01 == 6, g01, none)
+    p11 = p11 + tl.where(c10 == 2, g10, none) + tl.where(c11 == 0, g11, none)
+    pixel = ((row // high) * (2 * high) + 2 * o_h) * (2 * wide) + 2 * o_w
+    into = pixel[:, None] * channels + c[None, :]
+    kind = out.dtype.element_ty
+    tl.store(out + into, p00.to(kind), mask=inside)
+    tl.store(out + into + channels, p01.to(kind), mask=inside)
+    tl.store(out + into + 2 * down, p10.to(kind), mask=inside)
+    tl.store(out + into + 2 * down + channels, p11.to(kind), mask=inside)
+
+
+def tiles(high: int, wide: int, channels: int, batch: int) -> tuple[tuple[int, int, int], int, int]:
+    """The grid, and how many outputs by how many channels a program has."""
+    across = min(triton.next_power_of_2(channels), 128)
+    along = min(triton.next_power_of_2(wide), max(1, TILE // across))
+    return (batch * high, triton.cdiv(wide, along), triton.cdiv(channels, across)), along, across
+
+
+@torch.library.triton_op("unskip::max_pool", mutates_args={})
+def max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`unskip.methods.stem.pool_codes` of a tensor in channels last."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    batch, channels, high, wide = x.shape[0], x.shape[1], x.shape[2] // 2, x.shape[3] // 2
+    y = torch.empty_strided(
+        (batch, channels, high, wide),
+        (high * wide * channels, 1, wide * channels, channels),
+        dtype=x.dtype,
+        device=x.device,
+    )
+    code = torch.empty_like(y, dtype=torch.int8)
+    grid, along, across = tiles(high, wide, channels, batch)
+    torch.library.wrap_triton(pool_forward)[grid](x, y, code, high, wide, channels, WIDE=along, CHANNELS=across)
+    return y, code
+
+
+@torch.library.triton_op("unskip::max_pool_gradient", mutates_args={})
+def max_pool_gradient(gradient: Tensor, code: Tensor) -> Tensor:
+    """`unskip.methods.stem.pool_gradient` of tensors in channels last."""
+    gradient = gradient.contiguous(memory_format=torch.channels_last)
+    batch, channels, high, wide = gradient.shape
+    out = torch.empty_strided(
+        (batch, channels, 2 * high, 2 * wide),
+        (4 * high * wide * channels, 1, 2 * wide * channels, channels),
+        dtype=gradient.dtype,
+        device=gradient.device,
+    )
+    grid, along, across = tiles(high, wide, channels, batch)
+    work = tl.float64 if gradient.dtype == torch.float64 else tl.float32
+    torch.library.wrap_triton(pool_backward)[grid](
+        gradient, code, out, high, wide, channels, WIDE=along, CHANNELS=across, WORK=work
+    )
+    return out
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1])
+
+
+def _backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> Tensor:
+    (code,) = ctx.saved_tensors
+    return max_pool_gradient(gradient, code)
+
+
+max_pool.register_autograd(_backward, setup_context=_keep)
