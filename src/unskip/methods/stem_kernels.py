@@ -15,13 +15,15 @@ TILE = 1024  # numbers that one program holds: 8 for each of its 128 threads, wh
 
 
 @triton.jit
-def pool_forward(x, y, code, high, wide, channels: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr):
+def pool_forward(
+    x, y, code, high, wide, channels: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr, WORK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)  # image and row of outputs
     o_w = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     o_h = tl.zeros_like(o_w) + row % high  # one number, as often as there are columns
     c = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     inside = (o_w < wide)[:, None] & (c < channels)[None, :]
-    largest = tl.full([WIDE, CHANNELS], float("-inf"), x.dtype.element_ty)
+    largest = tl.full([WIDE, CHANNELS], float("-inf"), WORK)
     first = tl.where(o_h == 0, 3, 0) + tl.where(o_w == 0, 1, 0)
     best = tl.broadcast_to(first[:, None], [WIDE, CHANNELS]).to(tl.int8)
     for tap in tl.static_range(9):
@@ -30,17 +32,19 @@ def pool_forward(x, y, code, high, wide, channels: tl.constexpr, WIDE: tl.conste
         there = inside & ((i_h >= 0) & (i_w >= 0))[:, None]
         # pixels: of all images before, and of this one
         pixel = ((row // high) * (2 * high) + i_h) * (2 * wide) + i_w
-        value = tl.load(x + pixel[:, None] * channels + c[None, :], mask=there, other=float("-inf"))
+        value = tl.load(x + pixel[:, None] * channels + c[None, :], mask=there, other=float("-inf")).to(WORK)
         wins = there & ((value > largest) | (value != value))
         largest = tl.where(wins, value, largest)
         best = tl.where(wins, tap, best).to(tl.int8)
     at = (row * wide + o_w[:, None]) * channels + c[None, :]
-    tl.store(y + at, largest, mask=inside)
+    tl.store(y + at, largest.to(y.dtype.element_ty), mask=inside)
     tl.store(code + at, best, mask=inside)
 
 
 @triton.jit
-def pool_backward(g, code, out, high, wide, channels: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr, WORK: tl.constexpr):
+def pool_backward(
+    g, code, out, high, wide, channels: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr, WORK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)  # image and row of squares
     o_w = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     o_h = tl.zeros_like(o_w) + row % high  # one number, as often as there are columns
@@ -81,6 +85,11 @@ def tiles(high: int, wide: int, channels: int, batch: int) -> tuple[tuple[int, i
     return (batch * high, triton.cdiv(wide, along), triton.cdiv(channels, across)), along, across
 
 
+def work(x: Tensor) -> tl.dtype:
+    """The precision that is computed in."""
+    return tl.float64 if x.dtype == torch.float64 else tl.float32
+
+
 @torch.library.triton_op("unskip::max_pool", mutates_args={})
 def max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
     """`unskip.methods.stem.pool_codes` of a tensor in channels last."""
@@ -94,7 +103,9 @@ def max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
     )
     code = torch.empty_like(y, dtype=torch.int8)
     grid, along, across = tiles(high, wide, channels, batch)
-    torch.library.wrap_triton(pool_forward)[grid](x, y, code, high, wide, channels, WIDE=along, CHANNELS=across)
+    torch.library.wrap_triton(pool_forward)[grid](
+        x, y, code, high, wide, channels, WIDE=along, CHANNELS=across, WORK=work(x)
+    )
     return y, code
 
 
@@ -110,9 +121,8 @@ def max_pool_gradient(gradient: Tensor, code: Tensor) -> Tensor:
         device=gradient.device,
     )
     grid, along, across = tiles(high, wide, channels, batch)
-    work = tl.float64 if gradient.dtype == torch.float64 else tl.float32
     torch.library.wrap_triton(pool_backward)[grid](
-        gradient, code, out, high, wide, channels, WIDE=along, CHANNELS=across, WORK=work
+        gradient, code, out, high, wide, channels, WIDE=along, CHANNELS=across, WORK=work(gradient)
     )
     return out
 
