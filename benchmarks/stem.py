@@ -4,8 +4,8 @@ it is the same function.
     python benchmarks/stem.py OUT                                  # a GPU: bf16 autocast, channels last, 256 at 224 px
     python benchmarks/stem.py OUT --device cpu --batch 2 --size 32 --eager   # to try it out
 
-Forward and backward of the stem alone, compiled, one CUDA graph; each is timed in rounds beside the others. OUT/stem.json
-has all numbers, and kernel times of each variant.
+Forward and backward of the stem alone, compiled, one CUDA graph; each is timed in rounds beside the others. All numbers
+are in OUT/stem.json, with kernel times of each variant.
 """
 
 import argparse

@@ -6,8 +6,10 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import unskip
+from unskip.methods import PNNHBlock
 from unskip.models.cifar import cifar_resnet
 
 
@@ -110,6 +112,30 @@ def test_channels_last_stays_channels_last() -> None:
     x = torch.randn(2, 16, 6, 5, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
     assert block.coder(x).is_contiguous(memory_format=torch.channels_last)
     assert block(x).is_contiguous(memory_format=torch.channels_last)
+
+
+class GPUAutocast(TorchFunctionMode):
+    """What autocast on a GPU does with a sum, and on a CPU does not: float32, unless a dtype is asked for."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if function in (torch.sum, Tensor.sum) and "dtype" not in kwargs:
+            kwargs["dtype"] = torch.float32
+        return function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_coder_stays_in_half_precision_under_autocast(family: str) -> None:
+    """One sum in float32 and all outputs of a network's blocks would have twice the bytes."""
+    _, other, images = pair(family, "fast", train=True)
+    other.float()
+    found = []
+    for module in other.modules():
+        if isinstance(module, PNNHBlock) and not module.pre:  # behind a LayerNorm autocast is in float32 anyway
+            module.register_forward_hook(lambda _, __, y: found.append(y.dtype))
+    with torch.autocast("cpu", torch.bfloat16), GPUAutocast():
+        other(images.bfloat16())
+    assert set(found) <= {torch.bfloat16}
 
 
 def test_other_weights_are_seen() -> None:

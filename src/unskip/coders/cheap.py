@@ -122,7 +122,10 @@ def pooled(code: Tensor, act: nn.Module, *, stride: int, depth: int) -> Tensor:
 
 
 def group_sum(x: Tensor, groups: int, dim: int) -> Tensor:
-    """Sums of neighbouring channels, in the memory layout of x."""
+    """Sums of neighbouring channels, in the memory layout of x and in its precision.
+
+    Without a dtype, autocast on a GPU would bring x to float32 for the sum, and with it all that is added to the code.
+    """
     each = x.shape[dim] // groups
     if dim == 1 and each <= FEW:
         total = x[:, 0::each]
@@ -130,8 +133,8 @@ def group_sum(x: Tensor, groups: int, dim: int) -> Tensor:
             total = total + x[:, member::each]
         return total
     if dim == 1 and channels_last(x):
-        return x.permute(0, 2, 3, 1).unflatten(-1, (groups, each)).sum(-1).permute(0, 3, 1, 2)
-    return x.unflatten(dim, (groups, each)).sum(2 if dim == 1 else -1)
+        return x.permute(0, 2, 3, 1).unflatten(-1, (groups, each)).sum(-1, dtype=x.dtype).permute(0, 3, 1, 2)
+    return x.unflatten(dim, (groups, each)).sum(2 if dim == 1 else -1, dtype=x.dtype)
 
 
 def repeated(x: Tensor, times: int, dim: int) -> Tensor:
