@@ -4,9 +4,10 @@
     python benchmarks/speed.py OUT --family resnet34 --blocks fast lean     # one family, ways to compute the block
     python benchmarks/speed.py OUT --device cpu --batch 2 --size 32 --rounds 1 --eager --workers 0    # to try it out
 
-For each family: timm's residual network, PNNH with its default coder (in closed form), and PNNH with a dense coder of
-the kernel that a fitted one has (3x3 in vanilla blocks). Its weights are random: a fitted one computes the same, and
-fitting takes minutes that tell nothing about speed. bf16, channels last, batch 256 at 224 px, compiled on all sides,
+For each family: timm's residual network, the same with the stem that ours has (ResNets: what is left is the blocks),
+PNNH with its default coder (in closed form), and PNNH with a dense coder of the kernel that a fitted one has (3x3 in
+vanilla blocks). Its weights are random: a fitted one computes the same, and fitting takes minutes that tell nothing
+about speed. bf16, channels last, batch 256 at 224 px, compiled on all sides,
 each step one CUDA graph. All networks are compiled first, several at once; OUT/FAMILY/bench.json is written as it goes.
 """
 
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--family", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--blocks", nargs="+", choices=("plain", "fast", "lean"), default=[], help="ways to compute it")
     parser.add_argument("--no-dense", action="store_true", help="leave the dense coder out")
+    parser.add_argument("--no-stem", action="store_true", help="leave timm's network with our stem out")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--size", type=int, default=224)
@@ -78,7 +80,8 @@ def main() -> None:
             blocks = [f"pnnh_{family}:block={block}" for block in args.blocks]
             # Folded, a dense coder is the same network as a closed-form one in form 'dense'.
             dense = [] if args.no_dense else [f"pnnh_{family}:pretext=random"]
-            words = [FAMILIES[family], f"pnnh_{family}", *blocks, *dense]
+            stem = [] if args.no_stem or not family.startswith("resnet") else [f"{FAMILIES[family]}:stem=fast"]
+            words = [FAMILIES[family], *stem, f"pnnh_{family}", *blocks, *dense]
             comparisons[family] = Comparison(words, setting, say, train_only=[*blocks, *dense])
         if comparisons:
             run(comparisons, args.out)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from unskip.bench.networks import AS_TRAINED, FUSED, Contender, common_input, forms, load
+from unskip.methods.stem import StemConv2d, StemPool
 
 
 def contender(name: str, network: nn.Module, size: tuple[int, ...] = (3, 32, 32)) -> Contender:
@@ -22,6 +23,23 @@ def test_options_in_a_word_reach_the_builder() -> None:
 def test_a_word_that_is_no_option_is_refused() -> None:
     with pytest.raises(ValueError, match="'pretext' in 'pnnh_resnet20:scale=1,pretext' must be option=value"):
         load("pnnh_resnet20:scale=1,pretext")
+
+
+def test_a_stem_by_word() -> None:
+    """timm's network with our stem: the same weights and function, its norm fused for inference."""
+    ordinary, fast = load("resnet18:num_classes=5"), load("resnet18:num_classes=5,stem=fast")
+    assert type(ordinary.network.conv1) is nn.Conv2d
+    assert type(fast.network.conv1) is StemConv2d
+    assert type(fast.network.maxpool) is StemPool
+    assert list(fast.network.state_dict()) == list(ordinary.network.state_dict())
+    ((form, made),) = forms(fast, folded=True).items()
+    assert form == FUSED
+    assert type(made.conv1) is StemConv2d
+    assert made.conv1.bias is not None
+    assert load("resnet20:stem=8").network.conv1.out_channels == 8  # an option of its own
+    for word in ("resnet20:stem=fast", "pnnh_resnet18:stem=fast"):
+        with pytest.raises(ValueError, match=f"stem=fast in '{word}' is for networks whose first layer"):
+            load(word)
 
 
 def test_images_of_different_sizes_are_refused_unless_one_is_given() -> None:

@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 import unskip
 from unskip.methods import PNNHBlock
+from unskip.methods.lean import LeanSequential
 from unskip.models.cifar import cifar_resnet
 
 
@@ -136,6 +137,29 @@ def test_a_coder_stays_in_half_precision_under_autocast(family: str) -> None:
     with torch.autocast("cpu", torch.bfloat16), GPUAutocast():
         other(images.bfloat16())
     assert set(found) <= {torch.bfloat16}
+
+
+def test_auto_is_lean_where_hidden_activations_are_most_of_what_is_kept() -> None:
+    def learners(family: str, **options: str) -> set[type]:
+        network = unskip.plainify(FAMILIES[family][0](), "pnnh", **options)
+        return {type(module.learner) for module in network.modules() if isinstance(module, PNNHBlock)}
+
+    assert learners("inverted") == learners("vanilla", block="lean") == {LeanSequential}
+    assert learners("vanilla") == learners("bottleneck") == learners("inverted", block="fast") == {nn.Sequential}
+
+
+def test_a_lean_block_works_under_the_transforms_of_torch_func() -> None:
+    plain, lean, images = pair("inverted", "lean", train=True)
+    found = []
+    for network in (plain, lean):
+
+        def loss(weights: dict, network: nn.Module = network) -> Tensor:
+            buffers = {name: b.clone() for name, b in network.named_buffers()}  # which norms write to
+            return torch.func.functional_call(network, {**weights, **buffers}, (images,)).square().mean()
+
+        found.append(torch.func.grad(loss)({name: p.detach() for name, p in network.named_parameters()}))
+    for name, expected in found[0].items():
+        torch.testing.assert_close(found[1][name], expected, rtol=1e-9, atol=1e-12)
 
 
 def test_other_weights_are_seen() -> None:

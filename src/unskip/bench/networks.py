@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from unskip.coders import CheapCoder
+from unskip.methods.stem import quicken_stem
 from unskip.models import ENTRIES, create_model
 from unskip.ship import fold
 from unskip.ship.fold import Refusal, absorb_norms
@@ -15,6 +16,7 @@ from unskip.train.loading import Shape, load_network
 from unskip.train.rng import seeded
 
 AS_TRAINED, FUSED = "as trained", "norms fused"
+FAST = "fast"  # of the option `stem`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,11 @@ class Contender:
 
 
 def load(word: str) -> Contender:
-    """NAME, or NAME:option=value,... with arguments of `unskip.create_model`, or whatever `unskip doctor` takes."""
+    """NAME, or NAME:option=value,... with arguments of `unskip.create_model`, or whatever `unskip doctor` takes.
+
+    NAME:stem=fast is a network with the stem that `pnnh` computes its networks' with (`unskip.methods.stem`), so that
+    what is left between the two is the blocks.
+    """
     name, _, rest = word.partition(":")
     if "=" not in rest:
         subject = load_network(word, command="bench")
@@ -38,8 +44,16 @@ def load(word: str) -> Contender:
         if not equals or not key:
             raise ValueError(f"bench: {pair!r} in {word!r} must be option=value, for instance pretext=identity.")
         options[key] = _value(value)
+    fast = options.get("stem") == FAST
+    if fast:
+        del options["stem"]
     with seeded(0):
         network = create_model(name, **options)
+    if fast and not quicken_stem(network):
+        raise ValueError(
+            f"bench: stem={FAST} in {word!r} is for networks whose first layer is a convolution of stride 2 over up to "
+            "4 channels and is computed the ordinary way; leave it out."
+        )
     if name in ENTRIES:
         size: Shape = ENTRIES[name].input_size
     else:

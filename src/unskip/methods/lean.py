@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -23,8 +24,8 @@ STATELESS = (nn.GroupNorm, nn.LayerNorm)
 class LeanSequential(nn.Sequential):
     """Layers one after another; of convolution, norm, activation, convolution only what convolutions give is kept.
 
-    In evaluation, where there is nothing to save, and for norms and dropout that can't be computed again exactly, it is
-    an ordinary nn.Sequential. In eager it does not work under the transforms of torch.func, which forbid such hooks.
+    In evaluation, where there is nothing to save, for norms and dropout that can't be computed again exactly, and under
+    the transforms of torch.func, which forbid such hooks, it is an ordinary nn.Sequential.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,7 +49,15 @@ def repeatable(layers: list[nn.Module]) -> bool:
     """A norm and one activation, both without chance."""
     if len(layers) != 2 or isinstance(layers[1], nn.modules.dropout._DropoutNd):
         return False
-    return type(layers[0]) in (*BATCH_NORMS, *STATELESS) and torch.is_grad_enabled()
+    return type(layers[0]) in (*BATCH_NORMS, *STATELESS) and torch.is_grad_enabled() and differentiates_backwards()
+
+
+def differentiates_backwards() -> bool:
+    """Whether nobody uses the transforms of torch.func or forward mode, which need rules of their own."""
+    # Neither is there when a compiler traces, and it can't ask.
+    return torch.compiler.is_compiling() or not (
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    )
 
 
 def normed(between: list[nn.Module], conv: nn.Module, u: Tensor) -> Tensor:

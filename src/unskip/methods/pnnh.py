@@ -24,12 +24,13 @@ from unskip.methods.lean import LeanSequential
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.registry import check_choices, register_method
 from unskip.methods.spec import RECTIFIERS, BlockSpec, Conv, Layer, Unsupported, factory
+from unskip.methods.stem import quicken_stem
 
 Norm = Literal["first", "both"]
 Transition = Literal["coded", "whole"]
 Signed = Literal["rectify", "paired"]
 Transient = Literal["full", "centre"]
-Block = Literal["plain", "fast", "lean"]
+Block = Literal["auto", "plain", "fast", "lean"]
 
 
 class PNNHBlock(nn.Module):
@@ -79,7 +80,9 @@ class PNNH:
     transient: Transient = "full"  # channels that pretext="identity" does not carry: all taps, or the centre tap alone
     hidden: Mapping[int, int] | None = None  # width of the learner by that of the block, {48: 8}; None: H - C_B
     head_norm: bool | None = None  # a norm before pooling; None: where the network has a place for one (CIFAR ResNets)
-    block: Block = "fast"  # how it is computed: by the definition; without matrices; and with less kept for backward
+    # How it is computed: by the definition; without matrices; and with less kept for backward. auto: lean in inverted
+    # bottlenecks (MobileNet-V2), whose hidden activations are most of what is kept, else fast
+    block: Block = "auto"
     seed: int = 0  # of fitted and random coders
 
     keeps_weights: ClassVar[bool] = False
@@ -142,8 +145,10 @@ class PNNH:
         )
 
     def finish(self, network: nn.Module) -> None:
-        """A norm before pooling, where the network has a place for one."""
+        """A norm before pooling, where the network has a place for one, and a faster stem, where it has one."""
         set_head_norm("pnnh", network, self.head_norm)
+        if self.block != "plain":
+            quicken_stem(network)
 
     def _hidden(self, width: int) -> int:
         assert self.hidden is not None
@@ -235,7 +240,8 @@ class PNNH:
             hidden = spec.layers[0].out_features - self._coder_spec(spec, self._activation(spec)).code
         if self.transient == "centre" and spec.family != "vanilla":
             raise Unsupported(f"transient='centre' is for blocks of two k x k convolutions, and it is {spec.family}")
-        learner = LeanSequential() if self.block == "lean" else nn.Sequential()
+        lean = self.block == "lean" or (self.block == "auto" and spec.family == "inverted")
+        learner = LeanSequential() if lean else nn.Sequential()
         last = len(spec.layers) - 1
         for i, layer in enumerate(spec.layers):
             fan_in = spec.in_features if i == 0 else hidden

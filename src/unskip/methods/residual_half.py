@@ -63,7 +63,7 @@ class ResidualHalf:
     def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
         if not spec.skip:
             return None
-        learner = PNNH(ratio=self.ratio, scale=self.scale).learner(spec)
+        learner = PNNH(ratio=self.ratio, scale=self.scale, block="fast").learner(spec)
         return ResidualHalfBlock(nn.Sequential(*spec.pre), learner, spec.shortcut, spec.drop_path, spec.out_act)
 
     def finish(self, network: nn.Module) -> None:

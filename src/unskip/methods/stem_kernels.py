@@ -1,10 +1,10 @@
 """3 x 3 max pooling of stride 2 on a GPU, as Triton kernels for channels last.
 
-A program has one row of outputs (forward) or of 2 x 2 squares of the image (backward), `WIDE` of them by all channels.
-Reading and writing is all that it costs: `unskip.methods.stem` has the formulas.
+Which of a window's nine was the largest is kept, 3 row + column, in one byte for each output: the first of equals and
+the last NaN, as in F.max_pool2d. A program has one row of outputs (forward) or of 2 x 2 squares of the image
+(backward), `WIDE` of them by all channels. Reading and writing is all that it costs: `unskip.methods.stem` has the
+formulas.
 """
-
-from typing import Any
 
 import torch
 import triton
@@ -15,7 +15,7 @@ TILE = 1024  # numbers that one program holds: 8 for each of its 128 threads, wh
 
 
 @triton.jit
-def pool_forward(
+def pool_forward(  # type: ignore[no-untyped-def]
     x, y, code, high, wide, channels: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr, WORK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)  # image and row of outputs
@@ -42,7 +42,7 @@ def pool_forward(
 
 
 @triton.jit
-def pool_backward(
+def pool_backward(  # type: ignore[no-untyped-def]
     g, code, out, high, wide, channels: tl.constexpr, WIDE: tl.constexpr, CHANNELS: tl.constexpr, WORK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)  # image and row of squares
@@ -90,50 +90,19 @@ def work(x: Tensor) -> tl.dtype:
     return tl.float64 if x.dtype == torch.float64 else tl.float32
 
 
-@torch.library.triton_op("unskip::max_pool", mutates_args={})
-def max_pool(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`unskip.methods.stem.pool_codes` of a tensor in channels last."""
-    x = x.contiguous(memory_format=torch.channels_last)
-    batch, channels, high, wide = x.shape[0], x.shape[1], x.shape[2] // 2, x.shape[3] // 2
-    y = torch.empty_strided(
-        (batch, channels, high, wide),
-        (high * wide * channels, 1, wide * channels, channels),
-        dtype=x.dtype,
-        device=x.device,
-    )
-    code = torch.empty_like(y, dtype=torch.int8)
+def pool(x: Tensor, largest: Tensor, code: Tensor) -> None:
+    """Writes the largest of each window, and which of its nine that is; all in channels last."""
+    batch, channels, high, wide = code.shape
     grid, along, across = tiles(high, wide, channels, batch)
-    torch.library.wrap_triton(pool_forward)[grid](
-        x, y, code, high, wide, channels, WIDE=along, CHANNELS=across, WORK=work(x)
-    )
-    return y, code
+    with torch.cuda.device_of(x):
+        pool_forward[grid](x, largest, code, high, wide, channels, WIDE=along, CHANNELS=across, WORK=work(x))
 
 
-@torch.library.triton_op("unskip::max_pool_gradient", mutates_args={})
-def max_pool_gradient(gradient: Tensor, code: Tensor) -> Tensor:
-    """`unskip.methods.stem.pool_gradient` of tensors in channels last."""
-    gradient = gradient.contiguous(memory_format=torch.channels_last)
-    batch, channels, high, wide = gradient.shape
-    out = torch.empty_strided(
-        (batch, channels, 2 * high, 2 * wide),
-        (4 * high * wide * channels, 1, 2 * wide * channels, channels),
-        dtype=gradient.dtype,
-        device=gradient.device,
-    )
+def pool_gradient(gradient: Tensor, code: Tensor, image: Tensor) -> None:
+    """Writes the gradient of the image: for each pixel of a square the sum over its windows, in order."""
+    batch, channels, high, wide = code.shape
     grid, along, across = tiles(high, wide, channels, batch)
-    torch.library.wrap_triton(pool_backward)[grid](
-        gradient, code, out, high, wide, channels, WIDE=along, CHANNELS=across, WORK=work(gradient)
-    )
-    return out
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1])
-
-
-def _backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> Tensor:
-    (code,) = ctx.saved_tensors
-    return max_pool_gradient(gradient, code)
-
-
-max_pool.register_autograd(_backward, setup_context=_keep)
+    with torch.cuda.device_of(gradient):
+        pool_backward[grid](
+            gradient, code, image, high, wide, channels, WIDE=along, CHANNELS=across, WORK=work(gradient)
+        )

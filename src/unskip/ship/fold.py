@@ -22,6 +22,8 @@ from unskip.coders import CheapCoder, CheapTransition, Coder, CoderRef, Transiti
 from unskip.measures.state import unwrap
 from unskip.methods import CappedReLU, CReLU, PNNHBlock, SReLU, Unsupported, replaced, stacked
 from unskip.methods.spec import NORMS, Conv, is_activation, replace_weight
+from unskip.methods.stem import LAYERS as PLAIN_LAYERS
+from unskip.methods.stem import StemConv2d, StemPool, ordinary
 from unskip.models.simplified import DominantBlock, OneLayerBlock
 from unskip.ship.flow import Step, trace
 from unskip.ship.proof import find_example, in_float64, proven
@@ -64,8 +66,9 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
     Args:
         network: a trained network without skips, in eval mode.
         form: 'dense' makes one layer of learner and coder; 'fast' keeps a closed-form coder beside the learner as the
-            cheap operation that it is (sums of neighbouring channels, pooled in transitions), and folds all the rest:
-            fitted coders, and blocks whose sum a norm reads.
+            cheap operation that it is (sums of neighbouring channels, pooled in transitions) and the stem as
+            `unskip.methods.stem` computes it on a GPU, and folds all the rest: fitted coders, and blocks whose sum a
+            norm reads.
         example: a batch of inputs to check the result on; without it small random images that the network takes.
 
     Returns:
@@ -92,6 +95,8 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
             module.coder = _cheap(module)
         elif isinstance(module, DominantBlock):
             folded = replaced(folded, module, _dominant(module))
+        elif isinstance(module, StemConv2d | StemPool) and form == "dense":
+            folded = replaced(folded, module, ordinary(module))
     if not transformer:
         folded = _without_chance(folded)
     folded = absorb_norms(folded, x)
@@ -237,7 +242,7 @@ def _runs(steps: list[Step]) -> dict[nn.Module, list[Step]]:
 
 
 def _is_layer(step: Step | None) -> bool:
-    return step is not None and step.function in LAYERS and type(step.module) in (nn.Conv2d, nn.Linear)
+    return step is not None and step.function in LAYERS and type(step.module) in PLAIN_LAYERS
 
 
 def _layer_before(own: list[Step], runs: dict[nn.Module, list[Step]]) -> Conv | None:

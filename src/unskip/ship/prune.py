@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from unskip.measures.state import unwrap
 from unskip.methods import CappedReLU, SReLU
 from unskip.methods.spec import Conv, is_activation
+from unskip.methods.stem import LAYERS
 from unskip.ship.flow import Step, trace
 from unskip.ship.proof import find_example, in_float64, proven
 from unskip.ship.verify import Check
@@ -87,11 +88,7 @@ def _chains(network: nn.Module, x: Tensor) -> list[_Chain]:
     def alone(step: Step) -> bool:
         """A layer that runs once and shares no weight."""
         module = step.module
-        return (
-            type(module) in (nn.Conv2d, nn.Linear)
-            and runs[module] == 1
-            and all(holders[id(p)] == 1 for p in module.parameters())
-        )
+        return type(module) in LAYERS and runs[module] == 1 and all(holders[id(p)] == 1 for p in module.parameters())
 
     chains = []
     for step in steps:
