@@ -192,7 +192,7 @@ def test_a_closed_form_needs_no_convolution() -> None:
 
 
 def test_a_block_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"block='quick' is not known\. Known: plain, fast, lean"):
+    with pytest.raises(ValueError, match=r"block='quick' is not known\. Known: auto, plain, fast, lean"):
         unskip.create_model("pnnh_resnet20", block="quick")
 
 
