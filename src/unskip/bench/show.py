@@ -91,12 +91,12 @@ def _number(value: float | None, how: str) -> str:
     return "" if value is None else format(value, how)
 
 
-def write(comparison: Comparison, folder: Path) -> None:
+def write(comparison: Comparison, folder: Path, *, picture: bool = True) -> None:
     """bench.json, and bench.png once there is a ratio to draw."""
     folder.mkdir(parents=True, exist_ok=True)
     found = comparison.to_dict()
     (folder / "bench.json").write_text(json.dumps(found, indent=1) + "\n")
-    if any(line["ratio"]["speed"] is not None for line in found["rows"]):
+    if picture and any(line["ratio"]["speed"] is not None for line in found["rows"]):
         draw(found, folder / "bench.png")
 
 
