@@ -36,8 +36,10 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--family", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--blocks", nargs="+", choices=("plain", "fast", "lean"), default=[], help="ways to compute it")
-    parser.add_argument("--no-dense", action="store_true", help="leave the dense coder out")
-    parser.add_argument("--no-stem", action="store_true", help="leave timm's network with our stem out")
+    resnets = [family for family in FAMILIES if family.startswith("resnet")]
+    parser.add_argument("--dense", nargs="*", choices=list(FAMILIES), default=list(FAMILIES), help="with a dense coder")
+    parser.add_argument("--stem", nargs="*", choices=resnets, default=resnets, help="timm's with our stem, training")
+    parser.add_argument("--without", nargs="*", default=[], help="forms for inference to leave out, for instance dense")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--size", type=int, default=224)
@@ -79,10 +81,11 @@ def main() -> None:
                 continue
             blocks = [f"pnnh_{family}:block={block}" for block in args.blocks]
             # Folded, a dense coder is the same network as a closed-form one in form 'dense'.
-            dense = [] if args.no_dense else [f"pnnh_{family}:pretext=random"]
-            stem = [] if args.no_stem or not family.startswith("resnet") else [f"{FAMILIES[family]}:stem=fast"]
+            dense = [f"pnnh_{family}:pretext=random"] if family in args.dense else []
+            stem = [f"{FAMILIES[family]}:stem=fast"] if family in args.stem else []
             words = [FAMILIES[family], *stem, f"pnnh_{family}", *blocks, *dense]
-            comparisons[family] = Comparison(words, setting, say, train_only=[*blocks, *dense])
+            train_only = [*stem, *blocks, *dense]
+            comparisons[family] = Comparison(words, setting, say, train_only=train_only, without=args.without)
         if comparisons:
             run(comparisons, args.out)
 

@@ -44,14 +44,20 @@ class Comparison:
     """Two or more networks under one setting. `run` fills `rows`; they can be read at any moment, also after Ctrl-C."""
 
     def __init__(
-        self, words: Sequence[str], setting: Setting, say: Say = lambda _: None, *, train_only: Sequence[str] = ()
+        self,
+        words: Sequence[str],
+        setting: Setting,
+        say: Say = lambda _: None,
+        *,
+        train_only: Sequence[str] = (),  # networks that do inference as another one does
+        without: Sequence[str] = (),  # forms for inference that are left out
     ) -> None:
         if len(words) < 2:
             raise ValueError(f"bench: a comparison needs two networks or more, and {len(words)} was named.")
         if len(set(words)) < len(words):
             raise ValueError(f"bench: a network is named twice in {', '.join(words)}; each has one place.")
         self.words, self.setting, self.say = tuple(words), setting, say
-        self.train_only = tuple(train_only)  # networks that do inference as another one does
+        self.train_only, self.without = tuple(train_only), tuple(without)
         contenders = [load(word) for word in words]
         self.networks = {c.name: c.network for c in contenders}
         shape = common_input(contenders, setting.size)
@@ -82,7 +88,8 @@ class Comparison:
                 path = self.paths[word, "train", AS_TRAINED] = folder / f"{i}-train.pt"
                 torch.save(self.networks[word], path)
             for form, path in forms.get(word, {}).items():
-                self.paths[word, "infer", form] = path
+                if form not in self.without:
+                    self.paths[word, "infer", form] = path
 
     def jobs(self) -> list[Job]:
         """The cases to compile."""
