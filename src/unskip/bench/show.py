@@ -132,7 +132,8 @@ def draw(found: dict[str, Any], path: Path) -> None:
         axes.grid(axis="y", color=GRID)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].legend(frameon=False, fontsize=8)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(names), frameon=False, fontsize=8)
     about = found["machine"]
     figure.suptitle(f"{about['device']}, {found['setting']['precision']}, batch {found['setting']['batch']}",
                     fontsize=10, color=INK)  # fmt: skip
