@@ -96,7 +96,7 @@ def run(comparisons: dict[str, Comparison], out: Path) -> None:
         prepare(list(comparisons.values()), Path(folder))
         for family, comparison in comparisons.items():
             try:
-                # Without pictures, whose drawing would keep a lent GPU waiting.
+                # Without pictures, whose drawing would keep the GPU waiting.
                 comparison.run(lambda c=comparison, f=family: write(c, out / f, picture=False))
             except Exception:  # one family that fails must not take the others with it
                 traceback.print_exc()

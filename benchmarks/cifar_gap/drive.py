@@ -1,4 +1,4 @@
-"""One stretch of a queue on a machine that is lent for minutes: compile, go on, train until the time is up, pack.
+"""One stretch of a queue on a machine that is there for minutes only: compile, go on, train until the time is up, pack.
 
     python jobs4.py ladder > queue.json
     python drive.py queue.json --data DATA --out OUT --seconds 540 [--resume FOLDER] [--slots 8]

@@ -15,6 +15,7 @@ import timm
 import torch
 import torchvision
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import unskip
 from unskip.methods import stem
@@ -92,6 +93,19 @@ def test_other_convolutions_stay(everywhere: list[Tensor], settings: dict) -> No
     x = torch.randn(2, 4, 8, 8)
     assert torch.equal(stem.conv_as(StemConv2d, network[0])(x), network[0](x))
     assert not everywhere
+
+
+def test_layers_with_hooks_stay() -> None:
+    """Whoever waits for a layer to be called, or computes its weight by a hook, as torch.nn.utils.prune does."""
+    called = []
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.MaxPool2d(3, 2, 1))
+    network[1].register_forward_hook(lambda *_: called.append("pool"))
+    assert quicken_stem(network)
+    network(torch.randn(2, 3, 8, 8))
+    assert called == ["pool"]
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, padding=1))
+    prune.l1_unstructured(network[0], "weight", amount=0.5)
+    assert not quicken_stem(network)
 
 
 def test_without_half_precision_on_a_gpu_it_is_the_ordinary_convolution() -> None:

@@ -281,6 +281,13 @@ def test_what_has_no_exact_form_is_refused_with_a_sentence(build: Callable[[], n
         unskip.fold(build())
 
 
+@pytest.mark.parametrize("form", ["dense", "fast"])
+def test_a_fast_form_is_not_folded_again(form: str) -> None:
+    folded = unskip.fold(unskip.plainify(cifar_resnet(8), "pnnh").eval(), "fast")
+    with pytest.raises(ValueError, match=r"fold: 'layer1.0.coder' is folded in form 'fast' already"):
+        unskip.fold(folded, form)
+
+
 def test_a_wrong_form_and_a_wrong_example_get_a_sentence() -> None:
     network = unskip.plainify(cifar_resnet(8), "plain").eval()
     with pytest.raises(ValueError, match="form='sparse' must be 'dense' or 'fast'"):

@@ -122,6 +122,21 @@ def test_settled_norms_are_those_of_all_images_as_one_batch(tmp_path: Path, ema:
     assert settled.test_error != running.test_error
 
 
+def test_norms_settle_without_dropout(tmp_path: Path) -> None:
+    """As in eval mode, where what is behind a dropout reads all of what comes before it."""
+    network = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.BatchNorm1d(64), nn.Linear(64, 10))
+    recipe = SMALL.replace(epochs=1, settle=100_000)
+    run(recipe, network=network, out=tmp_path, silent=True)
+    data = load(recipe)
+    ((x, _),) = make_feed(data, recipe, device=torch.device("cpu")).plain_batches(
+        data.train, (torch.arange(len(data.train)),)
+    )
+    var, mean = torch.var_mean(x.flatten(1), 0)
+    found = load_file(tmp_path / "weights.safetensors")
+    torch.testing.assert_close(found["2.running_mean"], mean, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found["2.running_var"], var, rtol=1e-4, atol=1e-5)
+
+
 def test_settle_needs_a_norm_to_settle(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"settle=100 .* no BatchNorm"):
         run(SMALL.replace(settle=100, options={"norm": "group"}), out=tmp_path, silent=True)

@@ -16,6 +16,8 @@ from torch.nn.modules import module as nn_module
 
 from unskip.coders import Coder, CoderRef
 from unskip.methods.centred import CentredConv2d
+from unskip.methods.lean import differentiates_backwards
+from unskip.methods.spec import hooked
 
 if TYPE_CHECKING:
     from unskip.methods.pnnh import PNNHBlock
@@ -89,7 +91,7 @@ def suited(block: "PNNHBlock", x: Tensor) -> Layers | None:
     """The layers to hand to the kernels; None where the block is to run as it is defined."""
     if type(x) is not Tensor or not x.is_cuda or not block.training:  # a tracer's stand-in is no tensor
         return None
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not differentiates_backwards():
         return None
     mixed = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
     if not mixed or x.dtype != torch.bfloat16 or not chooses(block, x.device):
@@ -119,8 +121,7 @@ def watched(block: "PNNHBlock", layers: Layers) -> bool:
     """Whether somebody waits for a layer inside the block to be called."""
     inside: list[nn.Module] = [block.learner, *block.learner, block.drop_path, block.act, layers.coder]
     inside += [] if block.coder is None else [block.coder]
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return bool(nn_module._has_any_global_hook()) or any(getattr(layer, name) for layer in inside for name in hooks)
+    return bool(nn_module._has_any_global_hook()) or any(map(hooked, inside))
 
 
 def run(layers: Layers, x: Tensor) -> Tensor:

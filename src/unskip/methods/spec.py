@@ -202,6 +202,12 @@ def square(conv: nn.Conv2d) -> bool:
     )
 
 
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody waits for the module itself to be called."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, name) for name in names)
+
+
 def parts(block: nn.Module, names: str) -> tuple[nn.Module, ...]:
     """The block's modules of these names, in this order; attributes that are None or missing are left out."""
     found = (getattr(block, name, None) for name in names.split())

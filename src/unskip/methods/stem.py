@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unskip.methods.lean import differentiates_backwards
-from unskip.methods.spec import square
+from unskip.methods.spec import hooked, square
 
 ALIGNED = 16  # channels that tensor cores take as they are; fewer are padded by a kernel of its own
 HALF = (torch.bfloat16, torch.float16)
@@ -189,16 +189,17 @@ class StemPool(nn.MaxPool2d):
 def quicken_stem(network: nn.Module) -> bool:
     """Puts these modules in the place of the network's first convolution and first pooling where they suit.
 
-    Parameters stay the same objects. Returns whether the first convolution suited; if not, nothing is changed.
+    Parameters stay the same objects, and layers with hooks stay as they are. Returns whether the first convolution
+    suited; if not, nothing is changed.
     """
     layers = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Conv2d)]
     path, conv = next(iter(layers), ("", None))
-    if not path or type(conv) is not nn.Conv2d or not is_stem(conv):
+    if not path or type(conv) is not nn.Conv2d or not is_stem(conv) or hooked(conv):
         return False
     network.set_submodule(path, conv_as(StemConv2d, conv))
     for path, pool in network.named_modules():
         if isinstance(pool, nn.MaxPool2d):
-            if type(pool) is nn.MaxPool2d and path and is_stem_pool(pool):
+            if type(pool) is nn.MaxPool2d and path and is_stem_pool(pool) and not hooked(pool):
                 network.set_submodule(path, pool_as(StemPool, pool))
             break
     return True

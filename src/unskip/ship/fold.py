@@ -85,6 +85,7 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
     original = in_float64("fold", network)
     x = find_example("fold", original, example)
     transformer = any(isinstance(module, tuple(SKIP_FREE.values())) for module in original.modules())
+    _refuse_folded(original)
     _refuse_skips(original)
     if not transformer:
         _refuse_norms(original)
@@ -108,6 +109,13 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
     folded, exact, check = proven("fold", network, original, folded, x)
     folded.folding = Folding(form=form, exact=exact, check=check)  # type: ignore[assignment]
     return folded
+
+
+def _refuse_folded(network: nn.Module) -> None:
+    """A coder in its cheap form has no weights left to fold."""
+    for path, module in network.named_modules():
+        if isinstance(module, CheapCoder | CheapTransition):
+            raise Refusal(path, "is folded in form 'fast' already; use the network as it is, or fold the trained one.")
 
 
 def _refuse_skips(network: nn.Module) -> None:

@@ -16,7 +16,7 @@ from accelerate.utils import broadcast_object_list
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.swa_utils import update_bn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from unskip.train import machine, rng, saving
 from unskip.train.checkpoint import Resume, RunFolder
@@ -59,7 +59,7 @@ class Training:
         self.feed = make_feed(data, recipe, device=accelerator.device, dtype=dtype, share=share)
         self.data = self.feed.data
         self.fingerprint = self.data.fingerprint()
-        if recipe.settle and not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.modules()):
+        if recipe.settle and not any(isinstance(m, _BatchNorm) for m in network.modules()):
             raise ValueError(
                 f"recipe: settle={recipe.settle} measures BatchNorm's statistics, and the network has no BatchNorm; "
                 "leave it out."
@@ -221,6 +221,7 @@ class Training:
         loss_sum, wrong_sum, count = self.accelerator.reduce(sums, reduction="sum").tolist()
         return loss_sum / count, 100 * wrong_sum / count
 
+    @torch.no_grad()
     def settle(self) -> None:
         """Measures BatchNorm's statistics anew on `recipe.settle` training images, without augmentation, as one batch.
 
@@ -228,9 +229,20 @@ class Training:
         other inputs: those of layers that were normalised by the batch, and many layers amplify the difference.
         """
         order = torch.randperm(len(self.data.train), generator=torch.Generator().manual_seed(0))
-        batch = self.feed.plain_batches(self.data.train, (order[: self.recipe.settle],))
+        network = self.bare if self.ema is None else self.ema.module
+        training = network.training
+        network.eval()  # dropout too, which torch.optim.swa_utils.update_bn would leave on
+        momenta = {norm: norm.momentum for norm in network.modules() if isinstance(norm, _BatchNorm)}
+        for norm in momenta:
+            norm.train()
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean over batches, of which there is one
         with self.accelerator.autocast(), self.eager():
-            update_bn(batch, self.bare if self.ema is None else self.ema.module)
+            for x, _ in self.feed.plain_batches(self.data.train, (order[: self.recipe.settle],)):
+                network(x)
+        for norm, momentum in momenta.items():
+            norm.momentum = momentum
+        network.train(training)
 
     def eager(self) -> AbstractContextManager[Any]:
         """Without torch.compile, for batches of other sizes than those it has seen."""
