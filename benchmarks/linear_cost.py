@@ -29,22 +29,30 @@ BATCHES = (32, 64, 128, 256, 512, 1024)
 READING = Reading(shape=(3, 32, 32), classes=10)
 
 
-def measure(kind: str, depth: int, setting: Setting) -> dict[str, Any]:
-    """Milliseconds and MiB of one network's training step."""
+def ready(kind: str, depth: int, setting: Setting) -> tuple[Runner, dict[str, Any]]:
+    """A network whose training step can be timed, and what is known of it already."""
     network = cifar_resnet(depth)
     if kind == "pnnh":
         network = unskip.plainify(network, "pnnh")
     runner = Runner(Case(network=kind, mode="train", compiled=False), network, READING, setting)
-    memory = runner.peak()
+    row = {"kind": kind, "depth": depth, "batch": setting.images, "mib": runner.peak() / 2**20}
     if setting.where.type == "cuda":
         runner.record_graph()
-    for _ in range(setting.rounds):
-        runner.round()
-    found = statistics.median(runner.rounds)
-    row = {"kind": kind, "depth": depth, "batch": setting.images, "milliseconds": 1e3 * setting.images / found}
-    row |= {"mib": memory / 2**20, "rounds": list(runner.rounds)}
-    runner.close()
-    return row
+    return runner, row
+
+
+def measure(jobs: list[tuple[str, int, Setting]], rounds: int) -> list[dict[str, Any]]:
+    """Milliseconds and MiB of each network's training step; rounds take turns, so that noise hits all alike."""
+    found = [ready(*job) for job in jobs]
+    for i in range(rounds):
+        for runner, _ in found if i % 2 == 0 else reversed(found):
+            runner.round()
+    for runner, row in found:
+        row["milliseconds"] = 1e3 * row["batch"] / statistics.median(runner.rounds)
+        row["rounds"] = list(runner.rounds)
+        print({k: round(v, 2) if isinstance(v, float) else v for k, v in row.items() if k != "rounds"}, flush=True)
+        runner.close()
+    return [row for _, row in found]
 
 
 def line(x: list[float], y: list[float]) -> dict[str, float]:
@@ -95,16 +103,17 @@ def main() -> None:
         return Setting(device=args.device, batch=batch, precision=precision, rounds=args.rounds, seconds=0.3)
 
     about = {"torch": torch.__version__, "device": torch.cuda.get_device_name() if gpu else "cpu"}
-    jobs = [("depth", depth, args.batch) for depth in args.depth]
-    jobs += [("batch", args.at_depth, batch) for batch in args.batches]
+    kinds = ("residual", "pnnh")
+    jobs = {
+        "depth": [(kind, depth, setting(args.batch)) for depth in args.depth for kind in kinds],
+        "batch": [(kind, args.at_depth, setting(batch)) for batch in args.batches for kind in kinds],
+    }
     rows: list[dict[str, Any]] = []
     lines: dict[str, Any] = {}
     with tuned(setting(args.batch)):
-        for varies, depth, batch in jobs:
-            for kind in ("residual", "pnnh"):
-                rows.append({"varies": varies, **measure(kind, depth, setting(batch))})
-                print({k: round(v, 2) if isinstance(v, float) else v for k, v in rows[-1].items() if k != "rounds"})
-            for kind in ("residual", "pnnh"):
+        for varies, chosen in jobs.items():
+            rows += [{"varies": varies, **row} for row in measure(chosen, args.rounds)]
+            for kind in kinds:
                 own = [row for row in rows if row["kind"] == kind and row["varies"] == varies]
                 if len(own) > 2:
                     for what in ("milliseconds", "mib"):
