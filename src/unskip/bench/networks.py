@@ -47,8 +47,11 @@ def load(word: str) -> Contender:
     fast = options.get("stem") == FAST
     if fast:
         del options["stem"]
-    with seeded(0):
-        network = create_model(name, **options)
+    try:
+        with seeded(0):
+            network = create_model(name, **options)
+    except TypeError as error:  # what Python says of an argument that nobody knows
+        raise ValueError(f"bench: {name!r} can't be built with {rest!r}: {error}. Leave that option out.") from error
     if fast and not quicken_stem(network):
         raise ValueError(
             f"bench: stem={FAST} in {word!r} is for networks whose first layer is a convolution of stride 2 over up to "
