@@ -6,8 +6,6 @@ with bfloat16 autocast on a CUDA device, small images, in eager (torch.compile t
 watches the layers inside by hooks or asks for algorithms that repeat to the last bit.
 """
 
-from functools import cache
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -18,6 +16,7 @@ from unskip.coders import Coder, CoderRef
 from unskip.methods.centred import CentredConv2d
 from unskip.methods.lean import differentiates_backwards
 from unskip.methods.spec import hooked
+from unskip.methods.stem import TRITON
 
 if TYPE_CHECKING:
     from unskip.methods.pnnh import PNNHBlock
@@ -72,16 +71,11 @@ def narrow(conv: nn.Conv2d, side: str) -> bool:
     return plain and few and conv.groups == 1 and conv.bias is None and conv.padding_mode == "zeros"
 
 
-@cache
-def has_triton() -> bool:
-    return find_spec("triton") is not None
-
-
 def chooses(block: nn.Module, device: torch.device) -> bool:
     """Whether a block trains by the kernels on a device, under bfloat16 autocast and channels last."""
     from unskip.methods.pnnh import PNNHBlock
 
-    if device.type != "cuda" or not isinstance(block, PNNHBlock) or not has_triton():
+    if device.type != "cuda" or not isinstance(block, PNNHBlock) or not TRITON:
         return False
     new_enough = torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (8, 0)
     return new_enough and not torch.are_deterministic_algorithms_enabled() and layers_of(block) is not None
