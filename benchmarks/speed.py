@@ -4,7 +4,8 @@
     python benchmarks/speed.py OUT --family resnet34 --blocks fast lean     # one family, ways to compute the block
     python benchmarks/speed.py OUT --device cpu --batch 2 --size 32 --rounds 1 --eager --workers 0    # to try it out
 
-For each family: timm's residual network, the same with the stem that ours has (ResNets: what is left is the blocks),
+For each family: timm's residual network, the same with the stem that ours has (in MobileNet-V2 with our depthwise
+convolutions too; what is left is the blocks),
 PNNH with its default coder (in closed form), and PNNH with a dense coder of the kernel that a fitted one has (3x3 in
 vanilla blocks). Its weights are random: a fitted one computes the same, and fitting takes minutes that tell nothing
 about speed. bf16, channels last, batch 256 at 224 px, compiled on all sides,
@@ -29,6 +30,7 @@ FAMILIES = {
     "mobilenetv2": "mobilenetv2_100",
     "resnet101": "resnet101",
 }  # ours: timm's
+STEMS = {"mobilenetv2": "stem=fast,depthwise=fast"}  # what else timm's network gets of ours
 
 
 def main() -> None:
@@ -36,9 +38,9 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--family", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--blocks", nargs="+", choices=("plain", "fast", "lean"), default=[], help="ways to compute it")
-    resnets = [family for family in FAMILIES if family.startswith("resnet")]
     parser.add_argument("--dense", nargs="*", choices=list(FAMILIES), default=list(FAMILIES), help="with a dense coder")
-    parser.add_argument("--stem", nargs="*", choices=resnets, default=resnets, help="timm's with our stem, training")
+    parser.add_argument("--blocks-of", nargs="*", choices=list(FAMILIES), default=list(FAMILIES), help="families of those")
+    parser.add_argument("--stem", nargs="*", choices=list(FAMILIES), default=list(FAMILIES), help="timm's with our stem")
     parser.add_argument("--without", nargs="*", default=[], help="forms for inference to leave out, for instance dense")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batch", type=int, default=256)
@@ -47,6 +49,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.4)
     parser.add_argument("--eager", action="store_true", help="eager instead of compiled")
     parser.add_argument("--no-infer", action="store_true", help="training only")
+    parser.add_argument("--no-train", action="store_true", help="inference only")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 4), help="processes that compile")
     parser.add_argument("--wave", type=int, default=3, help="families that are compiled at once, then timed")
     parser.add_argument(
@@ -66,6 +69,7 @@ def main() -> None:
         eager=args.eager,
         compiled=not args.eager,
         infer=not args.no_infer,
+        train=not args.no_train,
         rounds=args.rounds,
         seconds=args.seconds,
         compile_workers=0 if args.eager else args.workers,
@@ -79,10 +83,10 @@ def main() -> None:
             if time.perf_counter() - began > args.stop_after:
                 say(f"no time is left for {family}")
                 continue
-            blocks = [f"pnnh_{family}:block={block}" for block in args.blocks]
+            blocks = [f"pnnh_{family}:block={block}" for block in args.blocks if family in args.blocks_of]
             # Folded, a dense coder is the same network as a closed-form one in form 'dense'.
             dense = [f"pnnh_{family}:pretext=random"] if family in args.dense else []
-            stem = [f"{FAMILIES[family]}:stem=fast"] if family in args.stem else []
+            stem = [f"{FAMILIES[family]}:{STEMS.get(family, 'stem=fast')}"] if family in args.stem else []
             words = [FAMILIES[family], *stem, f"pnnh_{family}", *blocks, *dense]
             train_only = [*stem, *blocks, *dense]
             comparisons[family] = Comparison(words, setting, say, train_only=train_only, without=args.without)

@@ -10,7 +10,8 @@ from torch.overrides import TorchFunctionMode
 
 import unskip
 from unskip.methods import PNNHBlock
-from unskip.methods.lean import LeanSequential
+from unskip.methods.depthwise import JoinedSequential
+from unskip.methods.lean import LeanInverted, LeanSequential
 from unskip.models.cifar import cifar_resnet
 
 
@@ -144,8 +145,10 @@ def test_auto_is_lean_where_hidden_activations_are_most_of_what_is_kept() -> Non
         network = unskip.plainify(FAMILIES[family][0](), "pnnh", **options)
         return {type(module.learner) for module in network.modules() if isinstance(module, PNNHBlock)}
 
-    assert learners("inverted") == learners("vanilla", block="lean") == {LeanSequential}
-    assert learners("vanilla") == learners("bottleneck") == learners("inverted", block="fast") == {nn.Sequential}
+    assert learners("inverted") == {LeanInverted}
+    assert learners("inverted", block="lean") == learners("vanilla", block="lean") == {LeanSequential}
+    assert learners("inverted", block="fast") == {JoinedSequential}
+    assert learners("vanilla") == learners("bottleneck") == learners("inverted", block="plain") == {nn.Sequential}
 
 
 def test_a_lean_block_works_under_the_transforms_of_torch_func() -> None:

@@ -1,13 +1,17 @@
 """The networks of a comparison: from words to modules, and the forms in which they do inference."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from timm.layers.norm_act import BatchNormAct2d
+from timm.models._efficientnet_blocks import InvertedResidual
 from torch import nn
 
 from unskip.coders import CheapCoder
+from unskip.methods.depthwise import JoinedSequential
 from unskip.methods.stem import quicken_stem
 from unskip.models import ENTRIES, create_model
 from unskip.ship import fold
@@ -16,7 +20,7 @@ from unskip.train.loading import Shape, load_network
 from unskip.train.rng import seeded
 
 AS_TRAINED, FUSED = "as trained", "norms fused"
-FAST = "fast"  # of the option `stem`
+FAST = "fast"  # of the options `stem` and `depthwise`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +35,9 @@ class Contender:
 def load(word: str) -> Contender:
     """NAME, or NAME:option=value,... with arguments of `unskip.create_model`, or whatever `unskip doctor` takes.
 
-    NAME:stem=fast is a network with the stem that `pnnh` computes its networks' with (`unskip.methods.stem`), so that
-    what is left between the two is the blocks.
+    NAME:stem=fast is a network with the stem that `pnnh` computes its networks' with (`unskip.methods.stem`), and
+    NAME:depthwise=fast one of timm's with their depthwise convolutions (`unskip.methods.depthwise`), so that what is left
+    between the two is the blocks.
     """
     name, _, rest = word.partition(":")
     if "=" not in rest:
@@ -44,24 +49,47 @@ def load(word: str) -> Contender:
         if not equals or not key:
             raise ValueError(f"bench: {pair!r} in {word!r} must be option=value, for instance pretext=identity.")
         options[key] = _value(value)
-    fast = options.get("stem") == FAST
-    if fast:
-        del options["stem"]
+    fast = [part for part in QUICKEN if options.get(part) == FAST]
+    for part in fast:
+        del options[part]
     try:
         with seeded(0):
             network = create_model(name, **options)
     except TypeError as error:  # what Python says of an argument that nobody knows
         raise ValueError(f"bench: {name!r} can't be built with {rest!r}: {error}. Leave that option out.") from error
-    if fast and not quicken_stem(network):
-        raise ValueError(
-            f"bench: stem={FAST} in {word!r} is for networks whose first layer is a convolution of stride 2 over up to "
-            "4 channels and is computed the ordinary way; leave it out."
-        )
+    for part in fast:
+        quicken, what = QUICKEN[part]
+        if not quicken(network):
+            raise ValueError(
+                f"bench: {part}={FAST} in {word!r} is for networks whose {what} and is computed the ordinary way; leave "
+                "it out."
+            )
     if name in ENTRIES:
         size: Shape = ENTRIES[name].input_size
     else:
         size = tuple((getattr(network, "pretrained_cfg", None) or {}).get("input_size", ()))
     return Contender(name=word, network=network, input_size=size)
+
+
+def quicken_depthwise(network: nn.Module) -> bool:
+    """The norm, the activation and the depthwise convolution of timm's inverted residual blocks as one operation."""
+    found = False
+    for block in network.modules():
+        norm = getattr(block, "bn1", None)
+        if not isinstance(block, InvertedResidual) or not isinstance(norm, BatchNormAct2d):
+            continue
+        plain = nn.BatchNorm2d(norm.num_features, norm.eps, norm.momentum, device="meta")
+        plain.load_state_dict(norm.state_dict(), assign=True)
+        block.conv_dw = JoinedSequential(plain.train(norm.training), norm.act, block.conv_dw)
+        block.bn1 = nn.Identity()
+        found = True
+    return found
+
+
+QUICKEN: dict[str, tuple[Callable[[nn.Module], bool], str]] = {
+    "stem": (quicken_stem, "first layer is a convolution of stride 2 over up to 4 channels"),
+    "depthwise": (quicken_depthwise, "blocks are timm's inverted residual ones (MobileNet-V2)"),
+}
 
 
 def _value(text: str) -> Any:

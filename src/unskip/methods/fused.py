@@ -14,9 +14,8 @@ from torch.nn.modules import module as nn_module
 
 from unskip.coders import Coder, CoderRef
 from unskip.methods.centred import CentredConv2d
-from unskip.methods.lean import differentiates_backwards
+from unskip.methods.modes import TRITON, differentiates_backwards
 from unskip.methods.spec import hooked
-from unskip.methods.stem import TRITON
 
 if TYPE_CHECKING:
     from unskip.methods.pnnh import PNNHBlock

@@ -11,32 +11,43 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+from unskip.methods.depthwise import JoinedSequential, joined
+from unskip.methods.modes import differentiates_backwards
 
 # Norms that can be computed again without a trace: without statistics over processes.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 STATELESS = (nn.GroupNorm, nn.LayerNorm)
 
 
-class LeanSequential(nn.Sequential):
+class LeanSequential(JoinedSequential):
     """Layers one after another; of convolution, norm, activation, convolution only what convolutions give is kept.
 
     In evaluation, where there is nothing to save, for norms and dropout that can't be computed again exactly, and under
     the transforms of torch.func, which forbid such hooks, it is an ordinary nn.Sequential.
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        between: list[nn.Module] = []  # what stands between two convolutions
-        for layer in self:
-            if not isinstance(layer, nn.Conv2d | nn.Linear):
-                between.append(layer)
-                continue
-            x = normed(between, layer, x) if self.training and repeatable(between) else run([*between, layer], x)
-            between = []
-        return run(between, x)
+    def advance(self, layers: list[nn.Module], x: Tensor) -> tuple[Tensor, int]:
+        found = joined(layers, x)
+        if found is not None:
+            return found
+        if self.training and len(layers) > 2 and self.lean(layers[2]) and repeatable(layers[:2]):
+            return normed(layers[:2], layers[2], x), 3
+        return layers[0](x), 1
+
+    def lean(self, layer: nn.Module) -> bool:
+        """Whether what this layer reads is computed again."""
+        return isinstance(layer, nn.Conv2d | nn.Linear)
+
+
+class LeanInverted(LeanSequential):
+    """The same for what a depthwise convolution reads alone: the widest activation of an inverted bottleneck."""
+
+    def lean(self, layer: nn.Module) -> bool:
+        return isinstance(layer, nn.Conv2d) and layer.groups > 1
 
 
 def run(layers: list[nn.Module], x: Tensor) -> Tensor:
@@ -50,14 +61,6 @@ def repeatable(layers: list[nn.Module]) -> bool:
     if len(layers) != 2 or isinstance(layers[1], nn.modules.dropout._DropoutNd):
         return False
     return type(layers[0]) in (*BATCH_NORMS, *STATELESS) and torch.is_grad_enabled() and differentiates_backwards()
-
-
-def differentiates_backwards() -> bool:
-    """Whether nobody uses the transforms of torch.func or forward mode, which need rules of their own."""
-    # Neither is there when a compiler traces, and it can't ask.
-    return torch.compiler.is_compiling() or not (
-        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    )
 
 
 def normed(between: list[nn.Module], conv: nn.Module, u: Tensor) -> Tensor:

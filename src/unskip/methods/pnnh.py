@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from unskip.coders import FORMS, PRETEXTS, CoderBank, CoderSpec, act_name, odd_part_is_identity
 from unskip.methods import fused
 from unskip.methods.centred import CentredConv2d
-from unskip.methods.lean import LeanSequential
+from unskip.methods.depthwise import JoinedSequential
+from unskip.methods.lean import LeanInverted, LeanSequential
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.registry import check_choices, register_method
 from unskip.methods.spec import RECTIFIERS, BlockSpec, Conv, Layer, Unsupported, factory
@@ -31,6 +32,7 @@ Transition = Literal["coded", "whole"]
 Signed = Literal["rectify", "paired"]
 Transient = Literal["full", "centre"]
 Block = Literal["auto", "plain", "fast", "lean"]
+ALIGNED = 8  # channels that tensor cores take at once
 
 
 class PNNHBlock(nn.Module):
@@ -80,8 +82,8 @@ class PNNH:
     transient: Transient = "full"  # channels that pretext="identity" does not carry: all taps, or the centre tap alone
     hidden: Mapping[int, int] | None = None  # width of the learner by that of the block, {48: 8}; None: H - C_B
     head_norm: bool | None = None  # a norm before pooling; None: where the network has a place for one (CIFAR ResNets)
-    # How it is computed: by the definition; without matrices; and with less kept for backward. auto: lean in inverted
-    # bottlenecks (MobileNet-V2), whose hidden activations are most of what is kept, else fast
+    # How it is computed: by the definition; without matrices; and with less kept for backward. auto: fast, and of
+    # inverted bottlenecks (MobileNet-V2) what their depthwise convolutions read is not kept
     block: Block = "auto"
     seed: int = 0  # of fitted and random coders
 
@@ -138,7 +140,7 @@ class PNNH:
                 coder = bank.take(target, act, **make)
         return PNNHBlock(
             pre=nn.Sequential(*spec.pre),
-            learner=self.learner(spec, hidden - code if self.hidden is None else self._hidden(spec.out_features)),
+            learner=self.learner(spec, beside(spec, code) if self.hidden is None else self._hidden(spec.out_features)),
             coder=coder,
             drop_path=spec.drop_path,
             act=self._out_act(spec),
@@ -237,11 +239,10 @@ class PNNH:
     def learner(self, spec: BlockSpec, hidden: int | None = None) -> nn.Sequential:
         """The block's layers at a hidden width (that of a block beside a coder), freshly initialised."""
         if hidden is None:
-            hidden = spec.layers[0].out_features - self._coder_spec(spec, self._activation(spec)).code
+            hidden = beside(spec, self._coder_spec(spec, self._activation(spec)).code)
         if self.transient == "centre" and spec.family != "vanilla":
             raise Unsupported(f"transient='centre' is for blocks of two k x k convolutions, and it is {spec.family}")
-        lean = self.block == "lean" or (self.block == "auto" and spec.family == "inverted")
-        learner = LeanSequential() if lean else nn.Sequential()
+        learner = self._sequence(spec.family == "inverted")
         last = len(spec.layers) - 1
         for i, layer in enumerate(spec.layers):
             fan_in = spec.in_features if i == 0 else hidden
@@ -264,6 +265,15 @@ class PNNH:
         return learner
 
 
+    def _sequence(self, inverted: bool) -> nn.Sequential:
+        """An empty learner, which knows how its layers are computed."""
+        if self.block == "lean":
+            return LeanSequential()
+        if inverted and self.block != "plain":
+            return LeanInverted() if self.block == "auto" else JoinedSequential()
+        return nn.Sequential()
+
+
 @register_method("pnnh_paper")
 @dataclass(frozen=True, kw_only=True)
 class PNNHPaper(PNNH):
@@ -274,6 +284,14 @@ class PNNHPaper(PNNH):
     transition: Transition = "whole"
     signed: Signed = "rectify"
     head_norm: bool | None = False
+
+
+def beside(spec: BlockSpec, code: int) -> int:
+    """H - C_B, the width of a learner beside its coder. In an inverted bottleneck, where C_B is a small part of H, it is
+    rounded down to a multiple of 8, as MobileNet's own widths are: matrix products of others take twice as long."""
+    width = spec.layers[0].out_features - code
+    down = width - width % ALIGNED
+    return down if spec.family == "inverted" and down >= 0.9 * width else width
 
 
 def check_head_norm(where: str, value: object) -> None:

@@ -11,20 +11,16 @@ Both are modules with the parameters, the names in `state_dict` and the class of
 wherever they are not made for what they read. No method depends on them: they are measured apart (docs/bench.md).
 """
 
-import importlib.util
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip.methods.lean import differentiates_backwards
+from unskip.methods.modes import HALF, differentiates_backwards, has_kernels_for
 from unskip.methods.spec import hooked, square
 
 ALIGNED = 16  # channels that tensor cores take as they are; fewer are padded by a kernel of its own
-HALF = (torch.bfloat16, torch.float16)
-KINDS = (*HALF, torch.float32, torch.float64)
-TRITON = importlib.util.find_spec("triton") is not None  # it is imported when it is used for the first time
 
 
 def space_to_depth_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, channels: int = ALIGNED) -> Tensor:
@@ -125,12 +121,6 @@ max_pool_gradient.register_autograd(_backward_of_gradient, setup_context=_keep_c
 def on_tensor_cores(x: Tensor) -> bool:
     """Whether a convolution of x runs where more channels cost nothing: in half precision on a GPU."""
     return x.is_cuda and (x.dtype in HALF or torch.is_autocast_enabled("cuda"))
-
-
-def has_kernels_for(x: Tensor) -> bool:
-    """Whether Triton's kernels run on x. A compiler that traces has asked for as much already."""
-    modern = x.is_cuda and (torch.compiler.is_compiling() or torch.cuda.get_device_capability(x.device) >= (8, 0))
-    return TRITON and modern and x.dtype in KINDS
 
 
 def even(x: Tensor) -> bool:

@@ -1,0 +1,196 @@
+"""A norm, its activation and a 3 x 3 depthwise convolution as one operation on a GPU.
+
+    y = w ⊛ σ(s u + t)      s, t: the norm, as it acts on each channel      σ: ReLU, or ReLU6
+    y = σ(w ⊛ σ(u) + b)     inference, with the norms folded
+
+In an inverted bottleneck these are the widest activations, and all three layers do little more than read and write
+them. Here u is read once and y is written (`unskip.methods.depthwise_kernels`); what the convolution reads never
+exists, so that nothing but u is kept for the backward pass, which has one operation too:
+
+    g_n = (0 < n < top) Σ_k w[k] g[p - k]     the gradient of n = s u + t, from g, that of y
+    s g_n,  Σ g_n u,  Σ g_n,  Σ σ(n) g[p - k]     the gradients of u, s, t and w
+
+The statistics of the batch are differentiated by autograd, as s and t depend on them.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unskip.methods.modes import HALF, exporting, has_kernels_for
+from unskip.methods.spec import hooked, square
+
+TOPS: dict[type[nn.Module], float] = {nn.ReLU: 0.0, nn.ReLU6: 6.0}  # 0: no bound
+
+
+def empty_output(u: Tensor, stride: int) -> Tensor:
+    batch, channels, high, wide = u.shape
+    shape = (batch, channels, high // stride, wide // stride)
+    return torch.empty(shape, dtype=u.dtype, device=u.device, memory_format=torch.channels_last)
+
+
+def last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+@torch.library.custom_op("unskip::depthwise", mutates_args=())
+def depthwise(u: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, stride: int, top: float) -> Tensor:
+    """w ⊛ σ(s u + t), 3 x 3, padded by one.
+
+    Args:
+        u: (B, C, H, W), with even sides where the stride is 2.
+        scale, shift: (C).
+        weight: (C, 1, 3, 3).
+        stride: 1 or 2.
+        top: the bound of σ; 0 is none.
+    """
+    from unskip.methods.depthwise_kernels import convolve
+
+    y = empty_output(u, stride)
+    convolve(last(u), scale.contiguous(), shift.contiguous(), weight.contiguous(), None, y, stride, top)
+    return y
+
+
+@depthwise.register_fake
+def _(u: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, stride: int, top: float) -> Tensor:
+    return empty_output(u, stride)
+
+
+@torch.library.custom_op("unskip::depthwise_gradient", mutates_args=())
+def depthwise_gradient(
+    g: Tensor, u: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, stride: int, top: float
+) -> tuple[Tensor, Tensor]:
+    """The gradient of u, and (11, C): those of the nine weights, of shift and of scale."""
+    from unskip.methods.depthwise_kernels import differentiate
+
+    out = torch.empty_like(u, memory_format=torch.channels_last)
+    tensors = (last(g), last(u), scale.contiguous(), shift.contiguous(), weight.contiguous())
+    return out, differentiate(*tensors, out, stride, top)
+
+
+@depthwise_gradient.register_fake
+def _(
+    g: Tensor, u: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, stride: int, top: float
+) -> tuple[Tensor, Tensor]:
+    kind = torch.float64 if u.dtype == torch.float64 else torch.float32
+    return torch.empty_like(u, memory_format=torch.channels_last), u.new_empty(11, u.shape[1], dtype=kind)
+
+
+@torch.library.custom_op("unskip::depthwise_folded", mutates_args=())
+def depthwise_folded(u: Tensor, weight: Tensor, bias: Tensor, stride: int, top: float) -> Tensor:
+    """σ(w ⊛ σ(u) + b), 3 x 3, padded by one; arguments as in `depthwise`. It has no gradient."""
+    from unskip.methods.depthwise_kernels import convolve
+
+    y = empty_output(u, stride)
+    convolve(last(u), None, None, weight.contiguous(), bias.contiguous(), y, stride, top)
+    return y
+
+
+@depthwise_folded.register_fake
+def _(u: Tensor, weight: Tensor, bias: Tensor, stride: int, top: float) -> Tensor:
+    return empty_output(u, stride)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.stride, ctx.top = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    u, scale, shift, weight = ctx.saved_tensors
+    # Out here, where a compiler sees it and writes the gradient in this layout in the first place.
+    gradient, sums = depthwise_gradient(last(g), u, scale, shift, weight, ctx.stride, ctx.top)
+    weights = sums[:9].T.reshape(weight.shape).to(weight.dtype)
+    return gradient, sums[10].to(scale.dtype), sums[9].to(shift.dtype), weights, None, None
+
+
+depthwise.register_autograd(_backward, setup_context=_keep)
+
+
+def joined(layers: list[nn.Module], x: Tensor) -> tuple[Tensor, int] | None:
+    """What the first three layers make of x as one operation, and that they were three; None where they are others.
+
+    Training, they are a norm, an activation and a depthwise convolution, under torch.compile alone: it is the compiler
+    that makes one pass of the batch's statistics. Folded, an activation, a convolution and the same activation.
+    """
+    if len(layers) < 3 or any(map(hooked, layers[:3])) or not suited(x):
+        return None
+    first, second, third = layers[:3]
+    gradients = torch.is_grad_enabled()
+    if torch.compiler.is_compiling() and isinstance(first, nn.BatchNorm2d) and isinstance(third, nn.Conv2d):
+        if type(second) not in TOPS or not is_depthwise(third, x) or third.bias is not None or not plain(first, x):
+            return None
+        scale, shift = as_affine(first, x)
+        return depthwise(x, scale, shift, third.weight, third.stride[0], TOPS[type(second)]), 3
+    if isinstance(second, nn.Conv2d) and not gradients and type(first) is type(third) and type(first) in TOPS:
+        if not is_depthwise(second, x) or second.bias is None:
+            return None
+        return depthwise_folded(x, second.weight, second.bias, second.stride[0], TOPS[type(first)]), 3
+    return None
+
+
+def suited(x: Tensor) -> bool:
+    """Whether the kernels were made for x: images in channels last and half precision on a GPU."""
+    return (
+        isinstance(x, Tensor)
+        and x.ndim == 4
+        and x.dtype in HALF
+        and has_kernels_for(x)
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and not exporting()
+    )
+
+
+def is_depthwise(conv: nn.Conv2d, x: Tensor) -> bool:
+    """A 3 x 3 depthwise convolution that gives as many channels as it reads, for images that its stride divides."""
+    return (
+        type(conv) is nn.Conv2d
+        and square(conv)
+        and conv.kernel_size == (3, 3)
+        and conv.dilation == (1, 1)
+        and conv.groups == conv.in_channels == conv.out_channels == x.shape[1]
+        and conv.stride[0] in (1, 2)
+        and all(side % conv.stride[0] == 0 for side in x.shape[2:])
+    )
+
+
+def plain(norm: nn.BatchNorm2d, x: Tensor) -> bool:
+    """A norm over the batch with its usual parts, and a batch that it does not refuse."""
+    usual = norm.affine and norm.track_running_stats and norm.momentum is not None
+    return type(norm) is nn.BatchNorm2d and usual and x.numel() > x.shape[1]
+
+
+def as_affine(norm: nn.BatchNorm2d, u: Tensor) -> tuple[Tensor, Tensor]:
+    """s and t of the norm; in training from the batch, whose statistics its running ones move towards."""
+    mean, var = norm.running_mean, norm.running_var
+    assert mean is not None
+    assert var is not None
+    if norm.training:
+        assert norm.momentum is not None
+        assert norm.num_batches_tracked is not None
+        batch_var, batch_mean = torch.var_mean(u.to(mean.dtype), (0, 2, 3), correction=0)
+        count = u.numel() // u.shape[1]
+        with torch.no_grad():
+            norm.num_batches_tracked.add_(1)
+            mean.lerp_(batch_mean.detach(), norm.momentum)
+            var.lerp_(batch_var.detach() * (count / (count - 1)), norm.momentum)
+        mean, var = batch_mean, batch_var
+    scale = norm.weight * torch.rsqrt(var + norm.eps)
+    return scale, norm.bias - mean * scale
+
+
+class JoinedSequential(nn.Sequential):
+    """Layers one after another; some of them as one operation, where that is the same and faster."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = [layer for layer in self if type(layer) is not nn.Identity or hooked(layer)]
+        while layers:
+            x, done = self.advance(layers, x)
+            layers = layers[done:]
+        return x
+
+    def advance(self, layers: list[nn.Module], x: Tensor) -> tuple[Tensor, int]:
+        """What the first few of the layers make of x, and how many they were."""
+        found = joined(layers, x)
+        return (layers[0](x), 1) if found is None else found

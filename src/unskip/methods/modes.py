@@ -1,0 +1,31 @@
+"""What is running, and where: which of a layer's faster ways are open to it."""
+
+import importlib.util
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+HALF = (torch.bfloat16, torch.float16)
+KINDS = (*HALF, torch.float32, torch.float64)
+TRITON = importlib.util.find_spec("triton") is not None  # it is imported when it is used for the first time
+
+
+def has_kernels_for(x: Tensor) -> bool:
+    """Whether Triton's kernels run on x. A compiler that traces has asked for as much already."""
+    modern = x.is_cuda and (torch.compiler.is_compiling() or torch.cuda.get_device_capability(x.device) >= (8, 0))
+    return TRITON and modern and x.dtype in KINDS
+
+
+def differentiates_backwards() -> bool:
+    """Whether nobody uses the transforms of torch.func or forward mode, which need rules of their own."""
+    # Neither is there when a compiler traces, and it can't ask.
+    return torch.compiler.is_compiling() or not (
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    )
+
+
+def exporting() -> bool:
+    """Whether a program for elsewhere is being made, which is to have PyTorch's own operations."""
+    # When torch.compile traces, older versions of PyTorch say that they export.
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
