@@ -39,8 +39,12 @@ def main() -> None:
     parser.add_argument("--family", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--blocks", nargs="+", choices=("plain", "fast", "lean"), default=[], help="ways to compute it")
     parser.add_argument("--dense", nargs="*", choices=list(FAMILIES), default=list(FAMILIES), help="with a dense coder")
-    parser.add_argument("--blocks-of", nargs="*", choices=list(FAMILIES), default=list(FAMILIES), help="families of those")
-    parser.add_argument("--stem", nargs="*", choices=list(FAMILIES), default=list(FAMILIES), help="timm's with our stem")
+    parser.add_argument(
+        "--blocks-of", nargs="*", choices=list(FAMILIES), default=list(FAMILIES), help="families of those"
+    )
+    parser.add_argument(
+        "--stem", nargs="*", choices=list(FAMILIES), default=list(FAMILIES), help="timm's with our stem"
+    )
     parser.add_argument("--without", nargs="*", default=[], help="forms for inference to leave out, for instance dense")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--batch", type=int, default=256)

@@ -170,11 +170,11 @@ def as_affine(norm: nn.BatchNorm2d, u: Tensor) -> tuple[Tensor, Tensor]:
         assert norm.momentum is not None
         assert norm.num_batches_tracked is not None
         batch_var, batch_mean = torch.var_mean(u.to(mean.dtype), (0, 2, 3), correction=0)
-        count = u.numel() // u.shape[1]
+        count, momentum = u.numel() // u.shape[1], norm.momentum
         with torch.no_grad():
             norm.num_batches_tracked.add_(1)
-            mean.lerp_(batch_mean.detach(), norm.momentum)
-            var.lerp_(batch_var.detach() * (count / (count - 1)), norm.momentum)
+            mean.mul_(1 - momentum).add_(batch_mean.detach(), alpha=momentum)
+            var.mul_(1 - momentum).add_(batch_var.detach(), alpha=momentum * count / (count - 1))
         mean, var = batch_mean, batch_var
     scale = norm.weight * torch.rsqrt(var + norm.eps)
     return scale, norm.bias - mean * scale

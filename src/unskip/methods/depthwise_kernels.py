@@ -104,8 +104,8 @@ def forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def backward(  # type: ignore[no-untyped-def]
-    g, u, scale, shift, weight, out, sums, images, high, times, wide: tl.constexpr, channels: tl.constexpr,
-    STRIDE: tl.constexpr, TOP: tl.constexpr,
+    g, u, scale, shift, weight, out, sums, images, high, wide: tl.constexpr, channels: tl.constexpr,
+    STRIDE: tl.constexpr, TOP: tl.constexpr, TIMES: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SQUARES: tl.constexpr, CHANNELS: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
     """The gradient of u, and of each channel the sums over my pixels: nine for w, those for t and for s.
@@ -124,9 +124,9 @@ def backward(  # type: ignore[no-untyped-def]
     total = ()
     for _ in tl.static_range(11):
         total = total + (tl.zeros([SQUARES, CHANNELS], WORK),)
-    for time in range(times):
+    for time in range(TIMES):
         image, o, j = place(
-            (tl.program_id(0) * times + time) * SQUARES + tl.arange(0, SQUARES), high, wide, ROWS, COLUMNS
+            (tl.program_id(0) * TIMES + time) * SQUARES + tl.arange(0, SQUARES), high, wide, ROWS, COLUMNS
         )
         mine = (image < images)[:, None] & (c < channels)[None, :]
         r, m = o * STRIDE, j * STRIDE
@@ -214,14 +214,14 @@ def differentiate(
     squares = squares * 64 // across
     every = triton.cdiv(images * triton.cdiv(high, rows) * triton.cdiv(wide, columns), squares)
     chunks = triton.cdiv(channels, across)
-    times = max(1, min(32, every * chunks // WAVE))
+    times = min(32, triton.next_power_of_2(max(1, every * chunks // WAVE)))
     programs = triton.cdiv(every, times)
     kind = torch.float64 if u.dtype == torch.float64 else torch.float32
     sums = torch.empty(programs, 11, channels, device=u.device, dtype=kind)
     with torch.cuda.device_of(u):
         backward[programs, chunks](
-            g, u, scale, shift, taps(weight), out, sums, images, high, times, wide, channels,
-            STRIDE=stride, TOP=top, ROWS=rows, COLUMNS=columns, SQUARES=squares, CHANNELS=across, WORK=work(u),
+            g, u, scale, shift, taps(weight), out, sums, images, high, wide, channels,
+            STRIDE=stride, TOP=top, TIMES=times, ROWS=rows, COLUMNS=columns, SQUARES=squares, CHANNELS=across, WORK=work(u),
             num_warps=warps(squares, across),
         )  # fmt: skip
     return sums.sum(0)

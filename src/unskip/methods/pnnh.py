@@ -264,7 +264,6 @@ class PNNH:
                 learner.add_module(f"drop{i + 1}", nn.Dropout(layer.drop))
         return learner
 
-
     def _sequence(self, inverted: bool) -> nn.Sequential:
         """An empty learner, which knows how its layers are computed."""
         if self.block == "lean":
