@@ -1,5 +1,7 @@
 """Checks on a CPU that a queue which is paused and gone on with ends where an unbroken one ends, through drive.py.
 
+And that of more states than come back the right ones are kept.
+
 python check_drive.py            # a few minutes
 """
 
@@ -47,7 +49,45 @@ def run(work: Path, out: str, seconds: float, resume: str | None = None) -> dict
     return {r["name"]: r for r in map(json.loads, (work / out / "results.jsonl").read_text().splitlines())}
 
 
+def check_pack(work: Path) -> None:
+    """Weights first, then the states that have come furthest and fit; what is kept is whole."""
+    kib, random = 1024, np.random.default_rng(0)
+    sizes = {
+        "done.pt": 150,
+        "a.state.pt": 100,
+        "b.state.pt": 300,
+        "c.state.pt": 100,
+        "d.state.pt": 40,
+        "e.state.pt": 40,
+    }
+    states, out = work / "states", work / "packed"
+    states.mkdir()
+    out.mkdir()
+    for name, size in sizes.items():
+        (states / name).write_bytes(random.bytes(size * kib))
+    # b comes first of the paused and does not fit; a was started anew, so its last line counts, and e is unknown.
+    rows = [("a", 9), ("b", 8), ("c", 5), ("d", 3), ("a", 4), ("done", 2)]
+    (out / "epochs.jsonl").write_text("".join(json.dumps({"name": n, "epoch": e}) + "\n" for n, e in rows))
+    limits = drive.MOST, drive.PIECE
+    try:
+        for most, kept in ((1000, {*sizes}), (430, {"done.pt", "c.state.pt", "a.state.pt", "d.state.pt"}),
+                           (300, {"done.pt", "c.state.pt"}), (200, {"done.pt"})):  # fmt: skip
+            drive.MOST, drive.PIECE = most * kib, 64 * kib
+            pieces = drive.pack(states, out)
+            assert sum(piece.stat().st_size for piece in pieces) <= drive.MOST, most
+            target = work / f"unpacked{most}"
+            assert set(drive.unpack(out, target)) == kept, most
+            assert all((target / name).read_bytes() == (states / name).read_bytes() for name in kept)
+            for piece in pieces:
+                piece.unlink()
+    finally:
+        drive.MOST, drive.PIECE = limits
+    print("pack: what is kept is whole and fits")
+
+
 def main() -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        check_pack(Path(temporary))
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         make_data(work / "data")

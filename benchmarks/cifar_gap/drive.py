@@ -4,9 +4,10 @@
     python drive.py queue.json --data DATA --out OUT --seconds 540 [--resume FOLDER] [--slots 8]
 
 OUT gets epochs.jsonl and results.jsonl while networks train, and at the end kept.tar.00, kept.tar.01, ...: the states
-of paused networks and the weights of jobs with "save", in pieces that a narrow way back lets through. FOLDER holds such
-pieces of an earlier stretch and its two logs, which are continued: its networks go on, and the finished ones are not
-run again. `--seconds` counts from the start of this script, and no epoch is begun that would end later.
+of paused networks and the weights of jobs with "save", in pieces that a narrow way back lets through; of more than
+MOST bytes the states of networks that have come least far are left out, and named. FOLDER holds such pieces of an
+earlier stretch and its two logs, which are continued: its networks go on, and the finished ones are not run again.
+`--seconds` counts from the start of this script, and no epoch is begun that would end later.
 `python drive.py --unpack FOLDER TARGET` gets states and weights out of the pieces.
 """
 
@@ -27,14 +28,30 @@ RESERVE = 12  # seconds for test errors and packing, after the last epoch
 
 
 def pack(folder: Path, out: Path) -> list[Path]:
-    """All .pt files of a folder as one archive in pieces of at most PIECE bytes."""
-    archive = io.BytesIO()
+    """The .pt files of a folder as one archive of at most MOST bytes, in pieces of PIECE bytes.
+
+    Where not all fit, weights of finished networks go first, then states of paused ones, by their epochs in
+    out/epochs.jsonl, most first.
+    """
+    epochs = {row["name"]: row["epoch"] for row in map(json.loads, (out / "epochs.jsonl").read_text().splitlines())}
+
+    def turn(file: Path) -> tuple[bool, int, str]:
+        return file.name.endswith(".state.pt"), -epochs.get(file.name.removesuffix(".state.pt"), 0), file.name
+
+    archive, left_out = io.BytesIO(), []
+    room = MOST - 2 * tarfile.RECORDSIZE  # what closes an archive
     with tarfile.open(fileobj=archive, mode="w") as tar:
-        for file in sorted(folder.glob("*.pt")):
+        for file in sorted(folder.glob("*.pt"), key=turn):
+            size = file.stat().st_size + 4 * tarfile.BLOCKSIZE  # two headers, times, padding
+            if size > room:
+                left_out.append(file.name)
+                continue
+            room -= size
             tar.add(file, file.name)
+    if left_out:
+        print(f"More than the {MOST / 2**20:.0f} MiB that fit, so left out (states start anew):", *left_out, flush=True)
     data = archive.getvalue()
-    if len(data) > MOST:
-        print(f"{len(data) / 2**20:.0f} MiB of states are more than the {MOST / 2**20:.0f} MiB that fit.", flush=True)
+    assert len(data) <= MOST
     pieces = [out / f"kept.tar.{i:02d}" for i in range(-(-len(data) // PIECE))]
     for i, piece in enumerate(pieces):
         piece.write_bytes(data[i * PIECE : (i + 1) * PIECE])
