@@ -176,8 +176,9 @@ def as_affine(norm: nn.BatchNorm2d, u: Tensor) -> tuple[Tensor, Tensor]:
             mean.mul_(1 - momentum).add_(batch_mean.detach(), alpha=momentum)
             var.mul_(1 - momentum).add_(batch_var.detach(), alpha=momentum * count / (count - 1))
         mean, var = batch_mean, batch_var
-    scale = norm.weight * torch.rsqrt(var + norm.eps)
-    return scale, norm.bias - mean * scale
+    rate = torch.rsqrt(var + norm.eps)
+    # Not by way of the scale: Triton 3.6 can't compile a kernel that stores it and goes on with it.
+    return norm.weight * rate, norm.bias - mean * rate * norm.weight
 
 
 class JoinedSequential(nn.Sequential):

@@ -13,7 +13,7 @@ from torch import Tensor
 EACH = 4  # channels of a thread
 # By stride: rows and columns of a square of outputs, and squares of a program at a time (benchmarks/depthwise.py).
 FORWARD = {1: (2, 4, 8), 2: (2, 2, 8)}
-BACKWARD = {1: (2, 2, 8), 2: (1, 2, 8)}
+BACKWARD = {1: (2, 2, 8), 2: (2, 2, 8)}
 WAVE = 1056  # programs that keep a large GPU busy; backwards one goes on with more squares where there would be more
 
 
@@ -57,6 +57,13 @@ def pixels(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def share(channels: tl.constexpr, CHANNELS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which squares I have, by number, and which channels: those of a pixel's are in programs that run together."""
+    chunks: tl.constexpr = (channels + CHANNELS - 1) // CHANNELS
+    return tl.program_id(0) // chunks, tl.program_id(0) % chunks * CHANNELS + tl.arange(0, CHANNELS)
+
+
+@triton.jit
 def place(square, high, wide: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Image, first row and first column of a square of outputs."""
     across: tl.constexpr = (wide + COLUMNS - 1) // COLUMNS
@@ -73,8 +80,8 @@ def forward(  # type: ignore[no-untyped-def]
     """y = w ⊛ σ(s u + t), or σ(w ⊛ σ(u) + b). `high` and `wide` are those of y."""
     TALL: tl.constexpr = (ROWS - 1) * STRIDE + 3
     BROAD: tl.constexpr = (COLUMNS - 1) * STRIDE + 3
-    image, o, j = place(tl.program_id(0) * SQUARES + tl.arange(0, SQUARES), high, wide, ROWS, COLUMNS)
-    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    program, c = share(channels, CHANNELS)
+    image, o, j = place(program * SQUARES + tl.arange(0, SQUARES), high, wide, ROWS, COLUMNS)
     mine = (image < images)[:, None] & (c < channels)[None, :]
     s, t, outside = 1.0, 0.0, 0.0
     if NORM:
@@ -118,16 +125,14 @@ def backward(  # type: ignore[no-untyped-def]
     BROAD: tl.constexpr = COLUMNS + 1 + EDGE
     DOWN: tl.constexpr = ROWS * STRIDE
     ALONG: tl.constexpr = COLUMNS * STRIDE
-    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    program, c = share(channels, CHANNELS)
     s, t = vector(scale, c, channels, WORK), vector(shift, c, channels, WORK)
     w = taps_of(weight, c, channels, WORK)
     total = ()
     for _ in tl.static_range(11):
         total = total + (tl.zeros([SQUARES, CHANNELS], WORK),)
     for time in range(TIMES):
-        image, o, j = place(
-            (tl.program_id(0) * TIMES + time) * SQUARES + tl.arange(0, SQUARES), high, wide, ROWS, COLUMNS
-        )
+        image, o, j = place((program * TIMES + time) * SQUARES + tl.arange(0, SQUARES), high, wide, ROWS, COLUMNS)
         mine = (image < images)[:, None] & (c < channels)[None, :]
         r, m = o * STRIDE, j * STRIDE
         around = pixels(g, image, o - EDGE, j - EDGE, c, mine, high, wide, channels, TALL, BROAD, 0.0)
@@ -159,7 +164,7 @@ def backward(  # type: ignore[no-untyped-def]
             total = grown + (total[9] + gn, total[10] + gn * value)
             at = corner + (k // ALONG * (wide * STRIDE) + k % ALONG) * channels
             tl.store(at, (gn * s).to(out.dtype.element_ty), mask=there)
-    to = sums + tl.program_id(0).to(tl.int64) * 11 * channels + c
+    to = sums + program.to(tl.int64) * 11 * channels + c
     for k in tl.static_range(11):
         tl.store(to + k * channels, tl.sum(total[k], 0), mask=c < channels)
 
@@ -197,7 +202,7 @@ def convolve(
     squares = squares * 64 // across
     every = images * triton.cdiv(high, rows) * triton.cdiv(wide, columns)
     with torch.cuda.device_of(u):
-        forward[triton.cdiv(every, squares), triton.cdiv(channels, across)](
+        forward[(triton.cdiv(channels, across) * triton.cdiv(every, squares),)](
             u, scale, shift, taps(weight), bias, y, images, high, wide, channels,
             STRIDE=stride, TOP=top, NORM=scale is not None, BIAS=bias is not None, ROWS=rows, COLUMNS=columns,
             SQUARES=squares, CHANNELS=across, WORK=work(u), num_warps=warps(squares, across),
@@ -219,7 +224,7 @@ def differentiate(
     kind = torch.float64 if u.dtype == torch.float64 else torch.float32
     sums = torch.empty(programs, 11, channels, device=u.device, dtype=kind)
     with torch.cuda.device_of(u):
-        backward[programs, chunks](
+        backward[(chunks * programs,)](
             g, u, scale, shift, taps(weight), out, sums, images, high, wide, channels,
             STRIDE=stride, TOP=top, TIMES=times, ROWS=rows, COLUMNS=columns, SQUARES=squares, CHANNELS=across, WORK=work(u),
             num_warps=warps(squares, across),
