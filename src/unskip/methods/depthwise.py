@@ -161,6 +161,25 @@ def plain(norm: nn.BatchNorm2d, x: Tensor) -> bool:
     return type(norm) is nn.BatchNorm2d and usual and x.numel() > x.shape[1]
 
 
+class Moments(torch.autograd.Function):
+    """Mean and variance of each channel. PyTorch's own rule reads u once more to have its mean for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        var, mean = torch.var_mean(u.to(dtype), (0, 2, 3), correction=0)
+        ctx.save_for_backward(u, mean)
+        return mean, var
+
+    @staticmethod
+    def backward(ctx: Any, g_mean: Tensor, g_var: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        u, mean = ctx.saved_tensors
+        count = u.numel() // u.shape[1]
+        slope = 2 * g_var / count
+        offset = g_mean / count - mean * slope
+        gradient = u.to(mean.dtype) * slope.view(-1, 1, 1) + offset.view(-1, 1, 1)
+        return gradient.to(u.dtype), None
+
+
 def as_affine(norm: nn.BatchNorm2d, u: Tensor) -> tuple[Tensor, Tensor]:
     """s and t of the norm; in training from the batch, whose statistics its running ones move towards."""
     mean, var = norm.running_mean, norm.running_var
@@ -169,7 +188,7 @@ def as_affine(norm: nn.BatchNorm2d, u: Tensor) -> tuple[Tensor, Tensor]:
     if norm.training:
         assert norm.momentum is not None
         assert norm.num_batches_tracked is not None
-        batch_var, batch_mean = torch.var_mean(u.to(mean.dtype), (0, 2, 3), correction=0)
+        batch_mean, batch_var = Moments.apply(u, mean.dtype)
         count, momentum = u.numel() // u.shape[1], norm.momentum
         with torch.no_grad():
             norm.num_batches_tracked.add_(1)
