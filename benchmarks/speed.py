@@ -17,6 +17,7 @@ import dataclasses
 import json
 import os
 import tempfile
+import textwrap
 import time
 import traceback
 from pathlib import Path
@@ -117,7 +118,8 @@ def show(comparison: Comparison) -> None:
     for line in comparison.to_dict()["rows"]:
         found, ratio = line["images_per_s"], line["ratio"]
         if found is None:
-            print(f"  {line['network']:32} {line['mode']:6} {line['form']:12} {line['error'][:120]}", flush=True)
+            print(f"  {line['network']:32} {line['mode']:6} {line['form']:12} failed:", flush=True)
+            print(textwrap.indent(textwrap.fill(line["error"], 116), "    "), flush=True)
             continue
         memory = f"{line['memory_bytes'] / 2**30:6.2f} GiB {ratio['memory'] or 0:.3f}"
         floor = line.get("floor_milliseconds", {})

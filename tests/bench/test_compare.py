@@ -9,6 +9,7 @@ from torch import nn
 
 from unskip.bench import Case, Comparison, Setting, table, write
 from unskip.bench.compare import Row
+from unskip.bench.compiling import cause
 from unskip.bench.floor import Work
 from unskip.bench.runner import Reading, Runner
 
@@ -78,9 +79,20 @@ def test_one_network_that_fails_does_not_take_the_others_with_it(monkeypatch: py
     comparison.networks["resnet20"].fc.weight = nn.Parameter(torch.zeros(10, 3))
     comparison.run()
     first, second = comparison.rows
-    assert "RuntimeError" in first.error
+    assert first.error.startswith("RuntimeError: ")
     assert len(second.rounds) == 2
     assert comparison.ratios(second) == {"speed": None, "memory": None}
+
+
+def test_of_a_long_error_the_cause_is_kept() -> None:
+    """It stands at the end, before the compiler's advice."""
+    words = "backend='inductor' raised:\n" + "in a kernel\n" * 200 + "out of resource: shared memory"
+    advice = "\n\nSet TORCHDYNAMO_VERBOSE=1 for the internal stack trace"
+    found = cause(RuntimeError(words + advice))
+    assert found.startswith("RuntimeError: ... ")
+    assert found.endswith("in a kernel out of resource: shared memory")
+    assert len(found) < 900
+    assert cause(ValueError("short\nwords")) == "ValueError: short words"
 
 
 def test_ctrl_c_leaves_what_is_there() -> None:

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from unskip.bench.networks import AS_TRAINED, FUSED, Contender, common_input, forms, load
+from unskip.methods.depthwise import JoinedSequential
 from unskip.methods.stem import StemConv2d, StemPool
 
 
@@ -95,3 +96,39 @@ def test_norms_that_nothing_absorbs_stay() -> None:
     assert form in (AS_TRAINED, FUSED)
     assert not others
     assert any(isinstance(module, nn.GroupNorm) for module in made.modules())
+
+
+@torch.no_grad()
+def test_depthwise_convolutions_by_word() -> None:
+    """timm's network with our depthwise convolutions: the same function and parameters; folded, no norm is left."""
+    found = []
+    for options in ("", "stem=fast,depthwise=fast,"):
+        torch.manual_seed(0)
+        found.append(trained(f"mobilenetv2_035:{options}num_classes=5"))
+    ordinary, fast = found
+    chains = [module for module in fast.network.modules() if isinstance(module, JoinedSequential)]
+    assert len(chains) == 16  # of all blocks but the first, which does not expand
+    assert all([type(m) for m in c] == [nn.BatchNorm2d, nn.ReLU6, nn.Conv2d, nn.BatchNorm2d, nn.ReLU6] for c in chains)
+    assert type(fast.network.conv_stem) is StemConv2d
+    for one, other in zip(ordinary.network.parameters(), fast.network.parameters(), strict=True):
+        assert torch.equal(one, other)
+    x = torch.randn(2, 3, 32, 32)
+    for mode in (True, False):
+        expected, actual = (contender.network.train(mode)(x) for contender in found)
+        torch.testing.assert_close(actual, expected)
+    for one, other in zip(ordinary.network.buffers(), fast.network.buffers(), strict=True):
+        torch.testing.assert_close(one, other)
+    ((form, folded),) = forms(fast, folded=True).items()
+    assert form == FUSED
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
+    torch.testing.assert_close(folded(x), fast.network.eval()(x), rtol=1e-3, atol=1e-3)
+    for chain in (module for module in folded.modules() if isinstance(module, JoinedSequential)):
+        left = [type(module) for module in chain if type(module) is not nn.Identity]
+        assert left == [nn.ReLU6, nn.Conv2d, nn.ReLU6]  # what inference computes as one operation
+        assert chain[2].bias is not None
+
+
+@pytest.mark.parametrize("name", ["resnet18", "pnnh_mobilenetv2", "efficientnet_b0"])
+def test_networks_without_such_depthwise_convolutions_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"depthwise=fast in '{name}:depthwise=fast' is for networks whose blocks are"):
+        load(f"{name}:depthwise=fast")

@@ -4,16 +4,14 @@ The interpreter must be asked for before Triton is imported, so those cases run 
 """
 
 import copy
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import unskip
+from tests.methods.interpreter import interpreted
 from unskip.methods import fused
 from unskip.methods.pnnh import PNNHBlock
 from unskip.models.cifar import CifarBlock
@@ -157,16 +155,8 @@ QUICK = ["pairs", "what no ReLU gave", "identity", "24/12", "centred, 48/8"]
 )
 def test_kernels_are_the_definition(todo: list[str]) -> None:
     """In float32 by the interpreter: outputs, gradients, running statistics."""
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.methods.test_fused", *todo],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout.splitlines() == todo
+    printed = interpreted("-m", "tests.methods.test_fused", *todo)
+    assert printed.splitlines() == todo
 
 
 def test_never_on_a_cpu() -> None:

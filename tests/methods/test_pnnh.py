@@ -1,6 +1,7 @@
 """PNNH block by block: what it reads, what it carries, how wide it is, how it starts."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -11,6 +12,7 @@ from torch import nn
 import unskip
 from unskip.coders import Coder, CoderRef, TransitionCoder
 from unskip.methods import PNNH, PNNHBlock, PNNHPaper, method_names
+from unskip.methods.pnnh import beside
 from unskip.models.cifar import cifar_resnet, wide_resnet
 
 
@@ -39,7 +41,7 @@ def test_the_definition() -> None:
     [
         (lambda: cifar_resnet(14), 1, 8, 8),  # vanilla: H = C, C_B = C/2
         (lambda: timm.create_model("resnet26"), 1, 32, 32),  # bottleneck: H = C_low, C_B = C_low/2
-        (lambda: torchvision.models.mobilenet_v2(), 1, 144 - 12, 12),  # inverted: H = C_high, C_B = C/2
+        (lambda: torchvision.models.mobilenet_v2(), 1, 128, 12),  # inverted: H = C_high = 144, C_B = C/2; 132 rounded
         (lambda: timm.create_model("vit_tiny_patch16_224", depth=1), 0, 768 - 96, 96),  # MLP: H = 4C, C_B = C/2
     ],
     ids=["vanilla", "bottleneck", "inverted", "mlp"],
@@ -51,6 +53,24 @@ def test_widths(network: object, index: int, hidden: int, code: int) -> None:
     assert block.learner[0].weight.shape[0] == hidden
     coder = block.coder.coder if isinstance(block.coder, CoderRef) else block.coder
     assert coder.enc.shape[0] == code
+
+
+def test_widths_of_inverted_bottlenecks_are_multiples_of_8() -> None:
+    """Downwards, where that is at most a tenth; all three layers agree on it. MobileNet-V2's, and narrow blocks."""
+    learners = [block.learner for block in blocks(unskip.create_model("pnnh_mobilenetv2"))]
+    widths = [80, 128, 128, 176, 176, 160, 352, 352, 352, 336, 528, 528, 496, 880, 880, 800]
+    assert [learner.conv1.out_channels for learner in learners] == widths
+    assert all(
+        learner.conv1.out_channels == learner.conv2.groups == learner.conv3.in_channels == learner.norm2.num_features
+        for learner in learners
+    )
+
+    def width(hidden: int, code: int, family: str = "inverted") -> int:
+        layer = SimpleNamespace(out_features=hidden)
+        return beside(SimpleNamespace(layers=(layer,), family=family), code)
+
+    assert [width(144, 12), width(96, 8), width(20, 3), width(12, 3), width(16, 8)] == [128, 88, 16, 9, 8]
+    assert [width(144, 12, family) for family in ("vanilla", "bottleneck", "mlp")] == [132] * 3
 
 
 @torch.no_grad()

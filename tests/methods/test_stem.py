@@ -1,14 +1,10 @@
 """The fast stem is the ordinary one: outputs, gradients and statistics; other sizes take the ordinary path.
 
-No GPU is needed: that condition is lifted here, and Triton's kernels run in its interpreter, in a process of their own,
-since that is chosen when Triton is imported.
+No GPU is needed: that condition is lifted here, and Triton's kernels run in its interpreter.
 """
 
 import copy
 import io
-import os
-import subprocess
-import sys
 
 import pytest
 import timm
@@ -18,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import unskip
+from tests.methods.interpreter import interpreted, needs_triton
 from unskip.methods import stem
 from unskip.methods.stem import StemConv2d, StemPool, quicken_stem
 
@@ -274,23 +271,6 @@ def test_a_symbolic_trace_sees_the_ordinary_layers() -> None:
 # ---------------------------------------------------------------- Triton's kernels
 
 
-def interpreted(script: str) -> str:
-    """Runs a script with Triton's interpreter."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
-        env=environment, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
-needs_triton = pytest.mark.skipif(
-    subprocess.run([sys.executable, "-c", "import triton"], capture_output=True, check=False).returncode != 0,
-    reason="Triton can't be imported here",
-)
-
-
 POOLS = """
 import sys
 import torch
@@ -327,6 +307,7 @@ def check(x, call=pool, tolerance=1e-10):
 def test_pooling_by_kernels() -> None:
     """Values and gradients as F.max_pool2d's, ties and NaN too; what it is not made for is left to that."""
     interpreted(
+        "-c",
         POOLS
         + """
 assert check(images(2, 5, 6, 10))
@@ -347,7 +328,7 @@ with torch.no_grad():
     assert torch.equal(pool(x), ordinary(x))
 a, b = (torch.func.grad(lambda x: f(x).sin().sum())(x) for f in (pool, ordinary))
 assert torch.equal(a, b)
-"""
+""",
     )
 
 
@@ -356,6 +337,7 @@ assert torch.equal(a, b)
 def test_pooling_by_kernels_under_compilers() -> None:
     """One graph, by AOTAutograd alone and by Inductor; PyTorch's check of operators; second gradients."""
     interpreted(
+        "-c",
         POOLS
         + """
 for backend in ("aot_eager", "inductor"):
@@ -367,5 +349,5 @@ code = torch.ops.unskip.max_pool(x)[1]
 torch.library.opcheck(torch.ops.unskip.max_pool_gradient, (images(2, 5, 3, 5).requires_grad_(), code))
 small = images(1, 2, 4, 6).requires_grad_()
 assert torch.autograd.gradgradcheck(lambda x: pool(x.contiguous(memory_format=torch.channels_last)), (small,))
-"""
+""",
     )

@@ -12,7 +12,7 @@ from typing import Any
 import timm
 import torch
 
-from unskip.bench.compiling import Job, compile_ahead, make_forms, read
+from unskip.bench.compiling import Job, cause, compile_ahead, make_forms, read
 from unskip.bench.floor import Rates, Work, measure_rates, work
 from unskip.bench.networks import AS_TRAINED, check_outputs, common_input, load
 from unskip.bench.runner import Reading, Runner, tuned
@@ -123,7 +123,7 @@ class Comparison:
                 try:
                     runners.append(self._ready(case, row))
                 except Exception as error:  # one network that fails must not take the others with it
-                    row.error = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+                    row.error = cause(error)
                     self.say(f"{case}: {row.error}")
                 written()
             for i in range(self.setting.rounds):

@@ -64,6 +64,12 @@ def forget_tuning() -> None:
         note.unlink(missing_ok=True)
 
 
+def cause(error: Exception, characters: int = 800) -> str:
+    """What failed, on one line. A compiler's words end with the cause, and then with advice that never changes."""
+    words = " ".join(str(error).partition("Set TORCHDYNAMO_VERBOSE")[0].split())
+    return f"{type(error).__name__}: " + (words if len(words) <= characters else f"... {words[-characters:]}")
+
+
 def _compile(job: Job) -> Compiled:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")  # there are as many of us as cores
     torch.set_num_threads(job.threads)
@@ -72,7 +78,7 @@ def _compile(job: Job) -> Compiled:
         with tuned(job.setting):
             Runner(job.case, read(job.path), job.reading, job.setting)
     except Exception as failure:  # the process that times it will meet the same, and say so in its row
-        error = f"{type(failure).__name__}: {failure}"[:500]
+        error = cause(failure)
     return Compiled(case=job.case, seconds=time.perf_counter() - began, error=error)
 
 

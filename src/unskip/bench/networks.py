@@ -11,7 +11,8 @@ from timm.models._efficientnet_blocks import InvertedResidual
 from torch import nn
 
 from unskip.coders import CheapCoder
-from unskip.methods.depthwise import JoinedSequential
+from unskip.methods.depthwise import TOPS, JoinedSequential
+from unskip.methods.spec import hooked
 from unskip.methods.stem import quicken_stem
 from unskip.models import ENTRIES, create_model
 from unskip.ship import fold
@@ -36,8 +37,8 @@ def load(word: str) -> Contender:
     """NAME, or NAME:option=value,... with arguments of `unskip.create_model`, or whatever `unskip doctor` takes.
 
     NAME:stem=fast is a network with the stem that `pnnh` computes its networks' with (`unskip.methods.stem`), and
-    NAME:depthwise=fast one of timm's with their depthwise convolutions (`unskip.methods.depthwise`), so that what is left
-    between the two is the blocks.
+    NAME:depthwise=fast one of timm's with their depthwise convolutions (`unskip.methods.depthwise`), so that what is
+    left between the two is the blocks.
     """
     name, _, rest = word.partition(":")
     if "=" not in rest:
@@ -61,8 +62,8 @@ def load(word: str) -> Contender:
         quicken, what = QUICKEN[part]
         if not quicken(network):
             raise ValueError(
-                f"bench: {part}={FAST} in {word!r} is for networks whose {what} and is computed the ordinary way; leave "
-                "it out."
+                f"bench: {part}={FAST} in {word!r} is for networks whose {what}, computed the ordinary way; leave it "
+                "out."
             )
     if name in ENTRIES:
         size: Shape = ENTRIES[name].input_size
@@ -72,23 +73,42 @@ def load(word: str) -> Contender:
 
 
 def quicken_depthwise(network: nn.Module) -> bool:
-    """The norm, the activation and the depthwise convolution of timm's inverted residual blocks as one operation."""
+    """The depthwise convolutions of timm's inverted residual blocks together with the layers around them.
+
+    Returns whether there was one of the kind that `unskip.methods.depthwise` is made for.
+    """
     found = False
     for block in network.modules():
-        norm = getattr(block, "bn1", None)
-        if not isinstance(block, InvertedResidual) or not isinstance(norm, BatchNormAct2d):
+        if type(block) is not InvertedResidual:
             continue
-        plain = nn.BatchNorm2d(norm.num_features, norm.eps, norm.momentum, device="meta")
-        plain.load_state_dict(norm.state_dict(), assign=True)
-        block.conv_dw = JoinedSequential(plain.train(norm.training), norm.act, block.conv_dw)
-        block.bn1 = nn.Identity()
+        norms, conv = (block.bn1, block.bn2), block.conv_dw
+        if type(conv) is not nn.Conv2d or conv.kernel_size != (3, 3) or any(map(hooked, (*norms, conv))):
+            continue
+        if not all(type(norm) is BatchNormAct2d and type(norm.act) in TOPS and idle(norm.drop) for norm in norms):
+            continue
+        (bn1, act1), (bn2, act2) = map(apart, norms)
+        block.conv_dw = JoinedSequential(bn1, act1, conv, bn2, act2)
+        block.bn1, block.bn2 = nn.Identity(), nn.Identity()
         found = True
     return found
 
 
+def idle(layer: nn.Module) -> bool:
+    return type(layer) is nn.Identity
+
+
+def apart(norm: BatchNormAct2d) -> tuple[nn.BatchNorm2d, nn.Module]:
+    """timm's norm with an activation as the two that it is, with the same parameters."""
+    plain = nn.BatchNorm2d(norm.num_features, norm.eps, norm.momentum, device="meta")
+    plain.weight, plain.bias = norm.weight, norm.bias
+    for name, buffer in norm.named_buffers(recurse=False):
+        setattr(plain, name, buffer)
+    return plain.train(norm.training), norm.act
+
+
 QUICKEN: dict[str, tuple[Callable[[nn.Module], bool], str]] = {
     "stem": (quicken_stem, "first layer is a convolution of stride 2 over up to 4 channels"),
-    "depthwise": (quicken_depthwise, "blocks are timm's inverted residual ones (MobileNet-V2)"),
+    "depthwise": (quicken_depthwise, "blocks are timm's inverted residual ones with ReLU or ReLU6 (MobileNet-V2)"),
 }
 
 

@@ -45,7 +45,8 @@ def table(comparison: Comparison) -> Iterable[Table]:
         kind = how
         form = f", {line['form']}" if line["mode"] == "infer" else ""
         if line["error"]:
-            rows.add_row(line["network"], how + form, f"failed: {line['error'][:60]}")
+            kind, _, words = line["error"].partition(": ")
+            rows.add_row(line["network"], how + form, f"failed: {kind}: {words[-60:]}")
             continue
         floor = line.get("floor_milliseconds")
         rows.add_row(

@@ -17,11 +17,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as nn_module
 
-from unskip.methods.modes import HALF, exporting, has_kernels_for
+from unskip.methods.modes import HALF, differentiates_backwards, exporting, has_kernels_for
 from unskip.methods.spec import hooked, square
 
 TOPS: dict[type[nn.Module], float] = {nn.ReLU: 0.0, nn.ReLU6: 6.0}  # 0: no bound
+PRECISIONS = HALF  # in which the kernels were measured
+MOST = 2**30  # pixels of a batch, which the kernels count in 32 bits
 
 
 def empty_output(u: Tensor, stride: int) -> Tensor:
@@ -117,13 +120,17 @@ def joined(layers: list[nn.Module], x: Tensor) -> tuple[Tensor, int] | None:
     if len(layers) < 3 or any(map(hooked, layers[:3])) or not suited(x):
         return None
     first, second, third = layers[:3]
-    gradients = torch.is_grad_enabled()
     if torch.compiler.is_compiling() and isinstance(first, nn.BatchNorm2d) and isinstance(third, nn.Conv2d):
         if type(second) not in TOPS or not is_depthwise(third, x) or third.bias is not None or not plain(first, x):
             return None
         scale, shift = as_affine(first, x)
         return depthwise(x, scale, shift, third.weight, third.stride[0], TOPS[type(second)]), 3
-    if isinstance(second, nn.Conv2d) and not gradients and type(first) is type(third) and type(first) in TOPS:
+    if (
+        isinstance(second, nn.Conv2d)
+        and not torch.is_grad_enabled()
+        and type(first) is type(third)
+        and type(first) in TOPS
+    ):
         if not is_depthwise(second, x) or second.bias is None:
             return None
         return depthwise_folded(x, second.weight, second.bias, second.stride[0], TOPS[type(first)]), 3
@@ -131,15 +138,22 @@ def joined(layers: list[nn.Module], x: Tensor) -> tuple[Tensor, int] | None:
 
 
 def suited(x: Tensor) -> bool:
-    """Whether the kernels were made for x: images in channels last and half precision on a GPU."""
+    """Whether the kernels were made for x: images in channels last and half precision on a GPU, and nobody watches."""
     return (
         isinstance(x, Tensor)
         and x.ndim == 4
-        and x.dtype in HALF
+        and x.dtype in PRECISIONS
         and has_kernels_for(x)
+        and unwatched()
         and x.is_contiguous(memory_format=torch.channels_last)
-        and not exporting()
+        and 0 < x.numel() <= MOST * x.shape[1]
     )
+
+
+def unwatched() -> bool:
+    """Whether layers may be taken together: no export, no transform and no hook on all modules asks for each."""
+    hooks = not torch.compiler.is_compiling() and nn_module._has_any_global_hook()
+    return differentiates_backwards() and not exporting() and not hooks
 
 
 def is_depthwise(conv: nn.Conv2d, x: Tensor) -> bool:
@@ -152,13 +166,21 @@ def is_depthwise(conv: nn.Conv2d, x: Tensor) -> bool:
         and conv.groups == conv.in_channels == conv.out_channels == x.shape[1]
         and conv.stride[0] in (1, 2)
         and all(side % conv.stride[0] == 0 for side in x.shape[2:])
+        and x.dtype == precision(x, conv.weight)
     )
 
 
+def precision(x: Tensor, weight: Tensor) -> torch.dtype:
+    """The one that a convolution computes in: autocast's, or that of its weight."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+
+
 def plain(norm: nn.BatchNorm2d, x: Tensor) -> bool:
-    """A norm over the batch with its usual parts, and a batch that it does not refuse."""
+    """A norm over the batch with its usual parts, not in half precision, and a batch that it does not refuse."""
     usual = norm.affine and norm.track_running_stats and norm.momentum is not None
-    return type(norm) is nn.BatchNorm2d and usual and x.numel() > x.shape[1]
+    whole = type(norm) is nn.BatchNorm2d and norm.num_features == x.shape[1]
+    return whole and usual and norm.weight.dtype not in HALF and x.numel() > x.shape[1]
 
 
 class Moments(torch.autograd.Function):

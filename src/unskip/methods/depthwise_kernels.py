@@ -2,9 +2,13 @@
 
 What the convolution reads is made from u as it is loaded, forwards and backwards, and never written. A thread has
 squares of a few outputs, for a few channels each: every pixel is loaded, and made, once for all outputs of the square,
-and all is loaded before anything is computed, so that enough is on its way. `unskip.methods.depthwise` has the formulas.
+and all is loaded before anything is computed, so that enough is on its way. The formulas are in
+`unskip.methods.depthwise`.
 """
 
+# Tuples grow under one name, and by +, since Triton does not know (*a, b).
+# ruff: noqa: RUF005
+# mypy: disable-error-code="assignment, misc"
 import torch
 import triton
 import triton.language as tl
@@ -117,8 +121,8 @@ def backward(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """The gradient of u, and of each channel the sums over my pixels: nine for w, those for t and for s.
 
-    `high` and `wide` are those of the output. Of u, a square has the pixels under its outputs: as many, or with stride 2
-    four times as many.
+    `high` and `wide` are those of the output. Of u, a square has the pixels under its outputs: as many, or with stride
+    2 four times as many.
     """
     EDGE: tl.constexpr = 2 - STRIDE  # rows and columns of outputs before the square that read from its pixels
     TALL: tl.constexpr = ROWS + 1 + EDGE
@@ -226,7 +230,7 @@ def differentiate(
     with torch.cuda.device_of(u):
         backward[(chunks * programs,)](
             g, u, scale, shift, taps(weight), out, sums, images, high, wide, channels,
-            STRIDE=stride, TOP=top, TIMES=times, ROWS=rows, COLUMNS=columns, SQUARES=squares, CHANNELS=across, WORK=work(u),
-            num_warps=warps(squares, across),
+            STRIDE=stride, TOP=top, TIMES=times, ROWS=rows, COLUMNS=columns, SQUARES=squares, CHANNELS=across,
+            WORK=work(u), num_warps=warps(squares, across),
         )  # fmt: skip
     return sums.sum(0)

@@ -17,12 +17,10 @@ def has_kernels_for(x: Tensor) -> bool:
     return TRITON and modern and x.dtype in KINDS
 
 
+@torch.compiler.assume_constant_result  # a compiler asks once, where it traces; it traces anew under other transforms
 def differentiates_backwards() -> bool:
     """Whether nobody uses the transforms of torch.func or forward mode, which need rules of their own."""
-    # Neither is there when a compiler traces, and it can't ask.
-    return torch.compiler.is_compiling() or not (
-        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    )
+    return not (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0)
 
 
 def exporting() -> bool:

@@ -286,8 +286,11 @@ class PNNHPaper(PNNH):
 
 
 def beside(spec: BlockSpec, code: int) -> int:
-    """H - C_B, the width of a learner beside its coder. In an inverted bottleneck, where C_B is a small part of H, it is
-    rounded down to a multiple of 8, as MobileNet's own widths are: matrix products of others take twice as long."""
+    """H - C_B, the width of a learner beside its coder.
+
+    In an inverted bottleneck, where C_B is a small part of H, it is rounded down to a multiple of 8, as MobileNet's own
+    widths are: matrix products of others take twice as long.
+    """
     width = spec.layers[0].out_features - code
     down = width - width % ALIGNED
     return down if spec.family == "inverted" and down >= 0.9 * width else width
