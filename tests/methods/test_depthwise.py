@@ -428,21 +428,24 @@ def mobilenet(block: str = "auto") -> nn.Module:
 
 
 def check_folded() -> None:
-    """In form 'fast' learners beside a coder have it, in inference alone."""
+    """In form 'fast' every block that expands has it, in inference alone; form 'dense' has PyTorch's own modules."""
     lift()
     network = mobilenet()
     x = images(2, 3, 16, 16)
     folded = unskip.fold(network, "fast", example=x)
     expected = network(x).detach()
+    dense = unskip.fold(network, "dense", example=x)
+    assert not any(isinstance(module, JoinedSequential) for module in dense.modules())
+    assert type(folded.features[2]) is JoinedSequential  # a transition, learner and coder in one
     for mode in (torch.no_grad, torch.inference_mode):
         with mode(), Called() as called:
             close(folded(x), expected)
-        assert called.count == 2
+        assert called.count == 3
     with torch.no_grad():
         with Called() as called:
             close(copy.deepcopy(folded)(x), expected)
             close(folded(x.contiguous()), expected)  # its first convolution keeps that layout
-            assert called.count == 2
+            assert called.count == 3
         tangents = []
         for net in (folded, network):
             with forward_ad.dual_level():

@@ -187,13 +187,13 @@ class Moments(torch.autograd.Function):
     """Mean and variance of each channel. PyTorch's own rule reads u once more to have its mean for the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, u: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(ctx: Any, u: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         var, mean = torch.var_mean(u.to(dtype), (0, 2, 3), correction=0)
         ctx.save_for_backward(u, mean)
         return mean, var
 
     @staticmethod
-    def backward(ctx: Any, g_mean: Tensor, g_var: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, g_mean: Tensor, g_var: Tensor) -> tuple[Tensor, None]:
         u, mean = ctx.saved_tensors
         count = u.numel() // u.shape[1]
         slope = 2 * g_var / count

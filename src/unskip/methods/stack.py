@@ -16,6 +16,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from unskip.coders import Coder, CoderRef, TransitionCoder
 from unskip.methods.centred import CentredConv2d
+from unskip.methods.depthwise import JoinedSequential
 from unskip.methods.dirac import DiracConv2d, DiracLinear, fold_dirac
 from unskip.methods.pnnh import PNNHBlock
 from unskip.methods.rm import RMBlock, absorbed
@@ -89,7 +90,8 @@ def stack(block: PNNHBlock, path: str = "the block") -> nn.Sequential:
     parts: list[nn.Module] = [*block.pre]
     for layer, conv in zip(layers, convs, strict=True):
         parts += [conv] if layer.act is None else [conv, layer.act]
-    return nn.Sequential(*parts, block.act).eval()
+    kind = JoinedSequential if isinstance(block.learner, JoinedSequential) else nn.Sequential
+    return kind(*parts, block.act).eval()
 
 
 def stackable(coder: nn.Module, convs: list[Conv]) -> list[Tensor]:

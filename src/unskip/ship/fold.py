@@ -21,6 +21,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from unskip.coders import CheapCoder, CheapTransition, Coder, CoderRef, TransitionCoder, closed_of
 from unskip.measures.state import unwrap
 from unskip.methods import CappedReLU, CReLU, PNNHBlock, SReLU, Unsupported, replaced, stacked
+from unskip.methods.depthwise import JoinedSequential
 from unskip.methods.spec import NORMS, Conv, is_activation, replace_weight
 from unskip.methods.stem import LAYERS as PLAIN_LAYERS
 from unskip.methods.stem import StemConv2d, StemPool, ordinary
@@ -66,9 +67,9 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
     Args:
         network: a trained network without skips, in eval mode.
         form: 'dense' makes one layer of learner and coder; 'fast' keeps a closed-form coder beside the learner as the
-            cheap operation that it is (sums of neighbouring channels, pooled in transitions) and the stem as
-            `unskip.methods.stem` computes it on a GPU, and folds all the rest: fitted coders, and blocks whose sum a
-            norm reads.
+            cheap operation that it is (sums of neighbouring channels, pooled in transitions), and the stem and
+            depthwise convolutions as `unskip.methods.stem` and `.depthwise` compute them on a GPU, and folds all the
+            rest: fitted coders, and blocks whose sum a norm reads.
         example: a batch of inputs to check the result on; without it small random images that the network takes.
 
     Returns:
@@ -98,6 +99,8 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
             folded = replaced(folded, module, _dominant(module))
         elif isinstance(module, StemConv2d | StemPool) and form == "dense":
             folded = replaced(folded, module, ordinary(module))
+        elif isinstance(module, JoinedSequential) and form == "dense":
+            folded = replaced(folded, module, nn.Sequential(*module))
     if not transformer:
         folded = _without_chance(folded)
     folded = absorb_norms(folded, x)
