@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import unskip
 
 NETWORKS = ("resnet18", "resnet34", "resnet50", "mobilenetv2")
-OURS = {"plain": {"block": "plain"}, "fast": {"block": "fast"}, "lean": {"block": "lean"}}
+OURS = {block: {"block": block} for block in ("plain", "fast", "auto", "lean")}
 TIMM = {"mobilenetv2": "mobilenetv2_100"}
 IMAGES = 3  # so that what belongs to a batch can be told by its first axis
 

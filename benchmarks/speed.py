@@ -93,7 +93,7 @@ def main() -> None:
             dense = [f"pnnh_{family}:pretext=random"] if family in args.dense else []
             stem = [f"{FAMILIES[family]}:{STEMS.get(family, 'stem=fast')}"] if family in args.stem else []
             words = [FAMILIES[family], *stem, f"pnnh_{family}", *blocks, *dense]
-            train_only = [*stem, *blocks, *dense]
+            train_only = [*blocks, *dense]
             comparisons[family] = Comparison(words, setting, say, train_only=train_only, without=args.without)
         if comparisons:
             run(comparisons, args.out)
