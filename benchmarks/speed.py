@@ -54,7 +54,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.4)
     parser.add_argument("--eager", action="store_true", help="eager instead of compiled")
     parser.add_argument("--no-infer", action="store_true", help="training only")
-    parser.add_argument("--no-train", action="store_true", help="inference only")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 4), help="processes that compile")
     parser.add_argument("--wave", type=int, default=3, help="families that are compiled at once, then timed")
     parser.add_argument(
@@ -74,7 +73,6 @@ def main() -> None:
         eager=args.eager,
         compiled=not args.eager,
         infer=not args.no_infer,
-        train=not args.no_train,
         rounds=args.rounds,
         seconds=args.seconds,
         compile_workers=0 if args.eager else args.workers,

@@ -76,8 +76,8 @@ def depthwise_gradient(
 def _(
     g: Tensor, u: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, stride: int, top: float
 ) -> tuple[Tensor, Tensor]:
-    kind = torch.float64 if u.dtype == torch.float64 else torch.float32
-    return torch.empty_like(u, memory_format=torch.channels_last), u.new_empty(11, u.shape[1], dtype=kind)
+    sums = u.new_empty(11, u.shape[1], dtype=torch.promote_types(u.dtype, torch.float32))
+    return torch.empty_like(u, memory_format=torch.channels_last), sums
 
 
 @torch.library.custom_op("unskip::depthwise_folded", mutates_args=())

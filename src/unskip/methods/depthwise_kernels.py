@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from unskip.methods.stem_kernels import work
+
 EACH = 4  # channels of a thread
 # By stride: rows and columns of a square of outputs, and squares of a program at a time (benchmarks/depthwise.py).
 FORWARD = {1: (2, 4, 8), 2: (2, 2, 8)}
@@ -173,11 +175,6 @@ def backward(  # type: ignore[no-untyped-def]
         tl.store(to + k * channels, tl.sum(total[k], 0), mask=c < channels)
 
 
-def work(u: Tensor) -> tl.dtype:
-    """The precision that is computed in."""
-    return tl.float64 if u.dtype == torch.float64 else tl.float32
-
-
 def width(channels: int) -> int:
     """Channels of a program: as many as lie in 128 bytes, or fewer where too many of these would be none."""
     for across in (64, 32):
@@ -225,8 +222,7 @@ def differentiate(
     chunks = triton.cdiv(channels, across)
     times = min(32, triton.next_power_of_2(max(1, every * chunks // WAVE)))
     programs = triton.cdiv(every, times)
-    kind = torch.float64 if u.dtype == torch.float64 else torch.float32
-    sums = torch.empty(programs, 11, channels, device=u.device, dtype=kind)
+    sums = u.new_empty(programs, 11, channels, dtype=torch.promote_types(u.dtype, torch.float32))
     with torch.cuda.device_of(u):
         backward[(chunks * programs,)](
             g, u, scale, shift, taps(weight), out, sums, images, high, wide, channels,

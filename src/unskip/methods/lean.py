@@ -58,9 +58,9 @@ def run(layers: list[nn.Module], x: Tensor) -> Tensor:
 
 def repeatable(layers: list[nn.Module]) -> bool:
     """A norm, of this batch, and one activation, both without chance."""
-    if len(layers) != 2 or isinstance(layers[1], nn.modules.dropout._DropoutNd):
+    norm, act = layers
+    if isinstance(act, nn.modules.dropout._DropoutNd):
         return False
-    norm = layers[0]
     known = type(norm) in STATELESS or (type(norm) in BATCH_NORMS and norm.training)
     return known and torch.is_grad_enabled() and differentiates_backwards()
 

@@ -289,7 +289,7 @@ def beside(spec: BlockSpec, code: int) -> int:
     """H - C_B, the width of a learner beside its coder.
 
     In an inverted bottleneck, where C_B is a small part of H, it is rounded down to a multiple of 8, as MobileNet's own
-    widths are: matrix products of others take twice as long.
+    widths are: matrix products of others run by slower kernels.
     """
     width = spec.layers[0].out_features - code
     down = width - width % ALIGNED
