@@ -108,7 +108,8 @@ def test_depthwise_convolutions_by_word() -> None:
     ordinary, fast = found
     chains = [module for module in fast.network.modules() if isinstance(module, JoinedSequential)]
     assert len(chains) == 16  # of all blocks but the first, which does not expand
-    assert all([type(m) for m in c] == [nn.BatchNorm2d, nn.ReLU6, nn.Conv2d, nn.BatchNorm2d, nn.ReLU6] for c in chains)
+    layers = [nn.Conv2d, nn.BatchNorm2d, nn.ReLU6]
+    assert all([type(module) for module in chain] == layers * 2 for chain in chains)
     assert type(fast.network.conv_stem) is StemConv2d
     for one, other in zip(ordinary.network.parameters(), fast.network.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -124,8 +125,9 @@ def test_depthwise_convolutions_by_word() -> None:
     torch.testing.assert_close(folded(x), fast.network.eval()(x), rtol=1e-3, atol=1e-3)
     for chain in (module for module in folded.modules() if isinstance(module, JoinedSequential)):
         left = [type(module) for module in chain if type(module) is not nn.Identity]
-        assert left == [nn.ReLU6, nn.Conv2d, nn.ReLU6]  # what inference computes as one operation
-        assert chain[2].bias is not None
+        assert left == [nn.Conv2d, nn.ReLU6] * 2  # of which inference computes all but the first as one operation
+        assert chain[0].bias is not None
+        assert chain[3].bias is not None
 
 
 @pytest.mark.parametrize("name", ["resnet18", "pnnh_mobilenetv2", "efficientnet_b0"])

@@ -95,8 +95,10 @@ def compare(batch: int, channels: int, high: int, wide: int, stride: int, top: f
         close(found, expected)
     u, _, bias, weight = tensors
     act = (lambda x: F.hardtanh(x, 0, top)) if top else F.relu
-    folded = depthwise.depthwise_folded(u, weight, bias, stride, top)
-    close(folded, act(F.conv2d(act(u), weight, bias, stride, 1, 1, channels)))
+    for shift in (None, torch.randn(channels, dtype=torch.float64) + 1):  # which padding must not have
+        folded = depthwise.depthwise_folded(u, shift, weight, bias, stride, top)
+        n = u if shift is None else u + shift[:, None, None]
+        close(folded, act(F.conv2d(act(n), weight, bias, stride, 1, 1, channels)))
 
 
 def check_kernels() -> None:
@@ -165,14 +167,15 @@ def check_operators() -> None:
     torch.library.opcheck(torch.ops.unskip.depthwise, (u, scale, shift, weight, 2, 6.0))
     plain = [t.detach() for t in (u, scale, shift, weight)]
     torch.library.opcheck(torch.ops.unskip.depthwise_gradient, (images(2, 5, 4, 6), *plain, 1, 0.0))
-    torch.library.opcheck(torch.ops.unskip.depthwise_folded, (plain[0], plain[3], plain[2], 1, 0.0))
+    torch.library.opcheck(torch.ops.unskip.depthwise_folded, (plain[0], None, plain[3], plain[2], 1, 0.0))
+    torch.library.opcheck(torch.ops.unskip.depthwise_folded, (plain[0], plain[1], plain[3], plain[2], 2, 6.0))
     (first,) = torch.autograd.grad(
         depthwise.depthwise(u, scale, shift, weight, 1, 6.0).square().sum(), u, create_graph=True
     )
     with pytest.raises(RuntimeError, match="no autograd formula"):
         first.square().sum().backward()
     with pytest.raises(RuntimeError, match="no autograd formula"):
-        depthwise.depthwise_folded(u, weight, shift, 1, 6.0).sum().backward()
+        depthwise.depthwise_folded(u, shift, weight, shift, 1, 6.0).sum().backward()
 
 
 # ---------------------------------------------------------------- learners
@@ -401,14 +404,16 @@ def check_choices() -> None:
 
 
 class Called(TorchDispatchMode):
-    """Notes how often the folded operation is called."""
+    """Notes how often the folded operation is called, and how often with the bias of the convolution before it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.count = self.behind = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        self.count += func is torch.ops.unskip.depthwise_folded.default
+        if func is torch.ops.unskip.depthwise_folded.default:
+            self.count += 1
+            self.behind += args[1] is not None
         return func(*args, **(kwargs or {}))
 
 
@@ -440,7 +445,7 @@ def check_folded() -> None:
     for mode in (torch.no_grad, torch.inference_mode):
         with mode(), Called() as called:
             close(folded(x), expected)
-        assert called.count == 3
+        assert called.count == called.behind == 3
     with torch.no_grad():
         with Called() as called:
             close(copy.deepcopy(folded)(x), expected)
@@ -473,6 +478,40 @@ def check_folded() -> None:
     close(traced(hidden), chain(hidden))
 
 
+def check_folded_choices() -> None:
+    """Which convolution before gives its bias to the operation; without that it is called as well, or not at all."""
+    lift()
+
+    def chain(first: nn.Module, conv: nn.Conv2d | None = None) -> JoinedSequential:
+        torch.manual_seed(2)
+        conv = nn.Conv2d(12, 12, 3, 2, 1, groups=12) if conv is None else conv
+        return JoinedSequential(first, nn.ReLU6(), conv, nn.ReLU6()).double()
+
+    def calls(network: nn.Module, x: Tensor) -> tuple[int, int]:
+        ordinary = nn.Sequential(*network)
+        with torch.no_grad(), Called() as called:
+            close(network(x), ordinary(x))
+        return called.count, called.behind
+
+    x = images(2, 6, 8, 6)
+    assert calls(chain(nn.Conv2d(6, 12, 1)), x) == (1, 1)
+    assert calls(chain(nn.Conv2d(6, 12, 1, groups=3)), x) == (1, 1)
+    others = {
+        "no bias": nn.Conv2d(6, 12, 1, bias=False),
+        "kernel of 3": nn.Conv2d(6, 12, 3, padding=1),
+        "padded": nn.Conv2d(6, 12, 1, padding=1),
+        "strides": nn.Conv2d(6, 12, 1, 2),
+    }
+    for name, first in others.items():
+        read = images(2, 6, 16, 12) if name == "strides" else x
+        assert calls(chain(first), read) == (1, 0), name
+    watched = chain(nn.Conv2d(6, 12, 1))
+    watched[0].register_forward_hook(lambda *_: None)
+    assert calls(watched, x) == (1, 0)
+    assert calls(chain(nn.Conv2d(6, 12, 1)), images(2, 6, 7, 6)) == (0, 0)  # which the stride does not divide
+    assert calls(chain(nn.Conv2d(6, 12, 1), nn.Conv2d(12, 12, 5, 1, 2, groups=12)), x) == (0, 0)
+
+
 CHECKS = {name: call for name, call in list(globals().items()) if name.startswith("check_")}
 QUICK = [
     "check_kernels",
@@ -481,6 +520,7 @@ QUICK = [
     "check_half",
     "check_choices",
     "check_folded",
+    "check_folded_choices",
     "check_learners",
 ]
 

@@ -87,8 +87,8 @@ def quicken_depthwise(network: nn.Module) -> bool:
         if not all(type(norm) is BatchNormAct2d and type(norm.act) in TOPS and idle(norm.drop) for norm in norms):
             continue
         (bn1, act1), (bn2, act2) = map(apart, norms)
-        block.conv_dw = JoinedSequential(bn1, act1, conv, bn2, act2)
-        block.bn1, block.bn2 = nn.Identity(), nn.Identity()
+        block.conv_dw = JoinedSequential(block.conv_pw, bn1, act1, conv, bn2, act2)
+        block.conv_pw, block.bn1, block.bn2 = nn.Identity(), nn.Identity(), nn.Identity()
         found = True
     return found
 

@@ -1,7 +1,7 @@
 """A norm, its activation and a 3 x 3 depthwise convolution as one operation on a GPU.
 
     y = w ⊛ σ(s u + t)      s, t: the norm, as it acts on each channel      σ: ReLU, or ReLU6
-    y = σ(w ⊛ σ(u) + b)     inference, with the norms folded
+    y = σ(w ⊛ σ(u + t) + b)     inference, with the norms folded; t: the bias of the convolution before
 
 In an inverted bottleneck these are the widest activations, and all three layers do little more than read and write
 them. Here u is read once and y is written (`unskip.methods.depthwise_kernels`); what the convolution reads never
@@ -13,7 +13,8 @@ exists, so that nothing but u is kept for the backward pass, which has one opera
 The statistics of the batch are differentiated by autograd, as s and t depend on them.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -81,17 +82,18 @@ def _(
 
 
 @torch.library.custom_op("unskip::depthwise_folded", mutates_args=())
-def depthwise_folded(u: Tensor, weight: Tensor, bias: Tensor, stride: int, top: float) -> Tensor:
-    """σ(w ⊛ σ(u) + b), 3 x 3, padded by one; arguments as in `depthwise`. It has no gradient."""
+def depthwise_folded(u: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, stride: int, top: float) -> Tensor:
+    """σ(w ⊛ σ(u + t) + b), 3 x 3, padded by one; arguments as in `depthwise`. It has no gradient."""
     from unskip.methods.depthwise_kernels import convolve
 
     y = empty_output(u, stride)
-    convolve(last(u), None, None, weight.contiguous(), bias.contiguous(), y, stride, top)
+    shift = None if shift is None else shift.contiguous()
+    convolve(last(u), None, shift, weight.contiguous(), bias.contiguous(), y, stride, top)
     return y
 
 
 @depthwise_folded.register_fake
-def _(u: Tensor, weight: Tensor, bias: Tensor, stride: int, top: float) -> Tensor:
+def _(u: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, stride: int, top: float) -> Tensor:
     return empty_output(u, stride)
 
 
@@ -112,29 +114,52 @@ depthwise.register_autograd(_backward, setup_context=_keep)
 
 
 def joined(layers: list[nn.Module], x: Tensor) -> tuple[Tensor, int] | None:
-    """What the first three layers make of x as one operation, and that they were three; None where they are others.
-
-    Training, they are a norm, an activation and a depthwise convolution, under torch.compile alone: it is the compiler
-    that makes one pass of the batch's statistics. Folded, an activation, a convolution and the same activation.
-    """
-    if len(layers) < 3 or any(map(hooked, layers[:3])) or not suited(x):
+    """What the first layers make of x as one operation, and how many they are; None where they are others."""
+    if not suited(x):
         return None
-    first, second, third = layers[:3]
-    if torch.compiler.is_compiling() and isinstance(first, nn.BatchNorm2d) and isinstance(third, nn.Conv2d):
-        if type(second) not in TOPS or not is_depthwise(third, x) or third.bias is not None or not plain(first, x):
-            return None
-        scale, shift = as_affine(first, x)
-        return depthwise(x, scale, shift, third.weight, third.stride[0], TOPS[type(second)]), 3
-    if (
-        isinstance(second, nn.Conv2d)
-        and not torch.is_grad_enabled()
-        and type(first) is type(third)
-        and type(first) in TOPS
-    ):
-        if not is_depthwise(second, x) or second.bias is None:
-            return None
-        return depthwise_folded(x, second.weight, second.bias, second.stride[0], TOPS[type(first)]), 3
+    ways: list[tuple[int, Callable[..., Tensor | None]]] = [(3, normed), (3, folded), (4, folded_behind)]
+    for count, join in ways:
+        first = layers[:count]
+        if len(first) == count and not any(map(hooked, first)):
+            y = join(*first, x)
+            if y is not None:
+                return y, count
     return None
+
+
+def normed(norm: nn.Module, act: nn.Module, conv: nn.Module, x: Tensor) -> Tensor | None:
+    """Training. Under torch.compile alone: it is the compiler that makes one pass of the batch's statistics."""
+    if not torch.compiler.is_compiling() or type(act) not in TOPS or not isinstance(norm, nn.BatchNorm2d):
+        return None
+    if not is_depthwise(conv, x, x.shape[1]) or conv.bias is not None or not plain(norm, x):
+        return None
+    scale, shift = as_affine(norm, x)
+    return depthwise(x, scale, shift, conv.weight, conv.stride[0], TOPS[type(act)])
+
+
+def folded(act: nn.Module, conv: nn.Module, behind: nn.Module, x: Tensor) -> Tensor | None:
+    """Inference, with the norms folded."""
+    if not is_folded(conv, act, behind, x, x.shape[1]):
+        return None
+    return depthwise_folded(x, None, conv.weight, conv.bias, conv.stride[0], TOPS[type(act)])
+
+
+def folded_behind(
+    first: nn.Module, act: nn.Module, conv: nn.Module, behind: nn.Module, x: Tensor
+) -> Tensor | None:  # fmt: skip
+    """The same with the convolution before, whose bias would be one more pass over the widest activation."""
+    if not is_pointwise(first, x) or not is_folded(conv, act, behind, x, first.out_channels):
+        return None
+    u = first._conv_forward(x, first.weight, None)
+    return depthwise_folded(u, first.bias, conv.weight, conv.bias, conv.stride[0], TOPS[type(act)])
+
+
+def is_folded(
+    conv: nn.Module, act: nn.Module, behind: nn.Module, x: Tensor, channels: int
+) -> TypeGuard[nn.Conv2d]:  # fmt: skip
+    """A depthwise convolution with a bias, between two activations of one kind, in inference."""
+    acts = type(act) is type(behind) and type(act) in TOPS
+    return acts and not torch.is_grad_enabled() and is_depthwise(conv, x, channels) and conv.bias is not None
 
 
 def suited(x: Tensor) -> bool:
@@ -156,14 +181,26 @@ def unwatched() -> bool:
     return differentiates_backwards() and not exporting() and not hooks
 
 
-def is_depthwise(conv: nn.Conv2d, x: Tensor) -> bool:
-    """A 3 x 3 depthwise convolution that gives as many channels as it reads, for images that its stride divides."""
+def is_pointwise(conv: nn.Module, x: Tensor) -> TypeGuard[nn.Conv2d]:
+    """A 1 x 1 convolution with a bias, of images like x."""
+    return (
+        type(conv) is nn.Conv2d
+        and conv.bias is not None
+        and conv.kernel_size == conv.stride == (1, 1)
+        and conv.padding == (0, 0)
+        and x.dtype == precision(x, conv.weight)
+    )
+
+
+def is_depthwise(conv: nn.Module, x: Tensor, channels: int) -> TypeGuard[nn.Conv2d]:
+    """A 3 x 3 depthwise convolution that gives as many channels as it reads, for images of x's size that its stride
+    divides."""
     return (
         type(conv) is nn.Conv2d
         and square(conv)
         and conv.kernel_size == (3, 3)
         and conv.dilation == (1, 1)
-        and conv.groups == conv.in_channels == conv.out_channels == x.shape[1]
+        and conv.groups == conv.in_channels == conv.out_channels == channels
         and conv.stride[0] in (1, 2)
         and all(side % conv.stride[0] == 0 for side in x.shape[2:])
         and x.dtype == precision(x, conv.weight)

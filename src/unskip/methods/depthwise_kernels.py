@@ -18,7 +18,7 @@ from unskip.methods.stem_kernels import work
 
 EACH = 4  # channels of a thread
 # By stride: rows and columns of a square of outputs, and squares of a program at a time (benchmarks/depthwise.py).
-FORWARD = {1: (2, 4, 8), 2: (2, 2, 8)}
+FORWARD = {1: (2, 7, 4), 2: (2, 2, 8)}
 BACKWARD = {1: (2, 2, 8), 2: (2, 2, 8)}
 WAVE = 1056  # programs that keep a large GPU busy; backwards one goes on with more squares where there would be more
 
@@ -80,20 +80,23 @@ def place(square, high, wide: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.cons
 @triton.jit
 def forward(  # type: ignore[no-untyped-def]
     u, scale, shift, weight, bias, y, images, high, wide: tl.constexpr, channels: tl.constexpr,
-    STRIDE: tl.constexpr, TOP: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
+    STRIDE: tl.constexpr, TOP: tl.constexpr, SCALE: tl.constexpr, SHIFT: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, SQUARES: tl.constexpr, CHANNELS: tl.constexpr, WORK: tl.constexpr,
 ):  # fmt: skip
-    """y = w ⊛ σ(s u + t), or σ(w ⊛ σ(u) + b). `high` and `wide` are those of y."""
+    """y = w ⊛ σ(s u + t), or σ(w ⊛ σ(u + t) + b), with or without t. `high` and `wide` are those of y."""
     TALL: tl.constexpr = (ROWS - 1) * STRIDE + 3
     BROAD: tl.constexpr = (COLUMNS - 1) * STRIDE + 3
     program, c = share(channels, CHANNELS)
     image, o, j = place(program * SQUARES + tl.arange(0, SQUARES), high, wide, ROWS, COLUMNS)
     mine = (image < images)[:, None] & (c < channels)[None, :]
     s, t, outside = 1.0, 0.0, 0.0
-    if NORM:
-        s, t = vector(scale, c, channels, WORK), vector(shift, c, channels, WORK)
+    if SHIFT:
+        t = vector(shift, c, channels, WORK)
+        outside = float("-inf")  # from which σ makes 0
+    if SCALE:
+        s = vector(scale, c, channels, WORK)
         s = tl.where(tl.abs(s) < 1e-30, 1e-30, s)
-        outside = tl.where(s > 0, float("-inf"), float("inf")).to(u.dtype.element_ty)  # from which σ makes 0
+        outside = tl.where(s > 0, float("-inf"), float("inf")).to(u.dtype.element_ty)
     v = pixels(
         u, image, o * STRIDE - 1, j * STRIDE - 1, c, mine, high * STRIDE, wide * STRIDE, channels, TALL, BROAD, outside
     )
@@ -205,8 +208,9 @@ def convolve(
     with torch.cuda.device_of(u):
         forward[(triton.cdiv(channels, across) * triton.cdiv(every, squares),)](
             u, scale, shift, taps(weight), bias, y, images, high, wide, channels,
-            STRIDE=stride, TOP=top, NORM=scale is not None, BIAS=bias is not None, ROWS=rows, COLUMNS=columns,
-            SQUARES=squares, CHANNELS=across, WORK=work(u), num_warps=warps(squares, across),
+            STRIDE=stride, TOP=top, SCALE=scale is not None, SHIFT=shift is not None, BIAS=bias is not None,
+            ROWS=rows, COLUMNS=columns, SQUARES=squares, CHANNELS=across, WORK=work(u),
+            num_warps=warps(squares, across),
         )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from unskip.methods.seq import TiedConv
 from unskip.methods.spec import BlockSpec, Conv, replace_weight
 
 
-def stacked(network: nn.Module, *, keep: Collection[str] = ()) -> nn.Module:
+def stacked(network: nn.Module, *, keep: Collection[str] = (), multiple: int = 1) -> nn.Module:
     """A copy of the network with every PNNH block in its stacked form, every Dirac, tied or centred layer a plain one.
 
     Blocks of rm come without their norms.
@@ -32,11 +32,12 @@ def stacked(network: nn.Module, *, keep: Collection[str] = ()) -> nn.Module:
     Args:
         network: in eval mode.
         keep: paths of PNNH blocks that stay as they are.
+        multiple: hidden channels of a depthwise convolution are filled up to a multiple of this, with zeros.
     """
     network = copy.deepcopy(network)
     for path, module in list(network.named_modules()):
         if isinstance(module, PNNHBlock) and path not in keep:
-            plain: nn.Module = stack(module, path or "the block")
+            plain: nn.Module = stack(module, path or "the block", multiple)
         elif isinstance(module, RMBlock):
             plain = absorbed(module).train(module.training)
         else:
@@ -67,8 +68,11 @@ def replaced(network: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
     return network
 
 
-def stack(block: PNNHBlock, path: str = "the block") -> nn.Sequential:
-    """One PNNH block as pre, convolution, activation, (convolution, activation,) convolution, activation."""
+def stack(block: PNNHBlock, path: str = "the block", multiple: int = 1) -> nn.Sequential:
+    """One PNNH block as pre, convolution, activation, (convolution, activation,) convolution, activation.
+
+    `multiple` is that of `stacked`.
+    """
     if block.training:
         raise ValueError(
             f"stack: {path} is in training mode, where BatchNorm depends on the batch; call .eval() first."
@@ -87,6 +91,10 @@ def stack(block: PNNHBlock, path: str = "the block") -> nn.Sequential:
             )
     if block.coder is not None:
         convs = beside(convs, stackable(block.coder, convs))
+    middle = convs[1]
+    if len(convs) == 3 and isinstance(middle, nn.Conv2d) and middle.groups == middle.in_channels:
+        spare = -middle.in_channels % multiple
+        convs = beside(convs, zeros(convs, spare)) if spare else convs
     parts: list[nn.Module] = [*block.pre]
     for layer, conv in zip(layers, convs, strict=True):
         parts += [conv] if layer.act is None else [conv, layer.act]
@@ -113,6 +121,13 @@ def stackable(coder: nn.Module, convs: list[Conv]) -> list[Tensor]:
         return [widen(weights.enc, kernels[0]), widen(weights.dec, kernels[1])]
     middle = widen(weights.enc.new_ones(weights.enc.shape[0], 1, 1, 1), kernels[1])
     return [weights.enc, middle, weights.dec]
+
+
+def zeros(convs: list[Conv], channels: int) -> list[Tensor]:
+    """The weights of hidden channels that do nothing, for the first convolution, the depthwise one and the last."""
+    first, middle, last = (conv.weight for conv in convs)
+    shapes = (channels, *first.shape[1:]), (channels, *middle.shape[1:]), (len(last), channels, *last.shape[2:])
+    return [first.new_zeros(shape) for shape in shapes]
 
 
 def held(coder: nn.Module) -> Coder:

@@ -39,6 +39,7 @@ LAYERS = {"conv2d", "linear"}
 POOLING = {"max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "mean", "amax"}
 SHAPES = {"flatten", "reshape", "view", "squeeze"}
 ACTIVATIONS = {"relu", "relu_", "leaky_relu", "prelu", "tanh", "sigmoid", "silu", "gelu", "elu", "hardtanh", "softplus"}
+ALIGNED = 8  # numbers of half precision that a GPU loads at once
 PER_CHANNEL = {"mean", "adaptive_avg_pool2d", "flatten"}  # an affine map of channels passes through these
 
 
@@ -69,7 +70,8 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
         form: 'dense' makes one layer of learner and coder; 'fast' keeps a closed-form coder beside the learner as the
             cheap operation that it is (sums of neighbouring channels, pooled in transitions), and the stem and
             depthwise convolutions as `unskip.methods.stem` and `.depthwise` compute them on a GPU, and folds all the
-            rest: fitted coders, and blocks whose sum a norm reads.
+            rest: fitted coders, and blocks whose sum a norm reads. What a depthwise convolution reads is filled up to a
+            multiple of 8 channels, with zeros.
         example: a batch of inputs to check the result on; without it small random images that the network takes.
 
     Returns:
@@ -91,15 +93,16 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
     if not transformer:
         _refuse_norms(original)
 
-    folded = stacked(original, keep=_kept(original, x) if form == "fast" else ())
+    fast = form == "fast"
+    folded = stacked(original, keep=_kept(original, x) if fast else (), multiple=ALIGNED if fast else 1)
     for module in list(folded.modules()):
         if isinstance(module, PNNHBlock):
             module.coder = _cheap(module)
         elif isinstance(module, DominantBlock):
             folded = replaced(folded, module, _dominant(module))
-        elif isinstance(module, StemConv2d | StemPool) and form == "dense":
+        elif isinstance(module, StemConv2d | StemPool) and not fast:
             folded = replaced(folded, module, ordinary(module))
-        elif isinstance(module, JoinedSequential) and form == "dense":
+        elif isinstance(module, JoinedSequential) and not fast:
             folded = replaced(folded, module, nn.Sequential(*module))
     if not transformer:
         folded = _without_chance(folded)
