@@ -53,7 +53,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.4)
     parser.add_argument("--eager", action="store_true", help="eager instead of compiled")
+    parser.add_argument("--no-train", action="store_true", help="inference only")
     parser.add_argument("--no-infer", action="store_true", help="training only")
+    parser.add_argument("--wait", type=Path, help="time nothing before this file exists; compile until then")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 4), help="processes that compile")
     parser.add_argument("--wave", type=int, default=3, help="families that are compiled at once, then timed")
     parser.add_argument(
@@ -72,6 +74,7 @@ def main() -> None:
         precision="bf16" if args.device.startswith("cuda") else "fp32",
         eager=args.eager,
         compiled=not args.eager,
+        train=not args.no_train,
         infer=not args.no_infer,
         rounds=args.rounds,
         seconds=args.seconds,
@@ -94,13 +97,15 @@ def main() -> None:
             train_only = [*blocks, *dense]
             comparisons[family] = Comparison(words, setting, say, train_only=train_only, without=args.without)
         if comparisons:
-            run(comparisons, args.out)
+            run(comparisons, args.out, args.wait)
 
 
-def run(comparisons: dict[str, Comparison], out: Path) -> None:
+def run(comparisons: dict[str, Comparison], out: Path, wait: Path | None) -> None:
     """Compiles all of them and times one after another."""
     with tempfile.TemporaryDirectory() as folder:
         prepare(list(comparisons.values()), Path(folder))
+        while wait is not None and not wait.exists():
+            time.sleep(0.5)
         for family, comparison in comparisons.items():
             try:
                 # Without pictures, whose drawing would keep the GPU waiting.
