@@ -6,6 +6,7 @@ python check_drive.py            # a few minutes
 """
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -41,10 +42,11 @@ def make_data(folder: Path, each: int = 8) -> None:
     np.savez(folder / "labels.npz", y_train=train, y_test=labels["test_batch"])
 
 
-def run(work: Path, out: str, seconds: float, resume: str | None = None) -> dict[str, dict]:
+def run(work: Path, out: str, seconds: float, resume: str | None = None, *, stay: bool = False) -> dict[str, dict]:
     command = [sys.executable, HERE / "drive.py", work / "queue.json", "--data", work / "data", "--out", work / out]
     command += ["--device", "cpu", "--mode", "eager", "--slots", 1, "--seconds", seconds]
     command += ["--resume", work / resume] if resume else []
+    command += ["--stay", work / "stay"] if stay else []
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
     return {r["name"]: r for r in map(json.loads, (work / out / "results.jsonl").read_text().splitlines())}
 
@@ -104,7 +106,9 @@ def main() -> None:
         folder, stretches, paused = None, 0, 0
         while True:
             out, stretches = f"stretch{stretches}", stretches + 1
-            results = run(work, out, drive.RESERVE + 7, folder)
+            results = run(work, out, drive.RESERVE + 7, folder, stay=stretches > 2)
+            for piece in (work / out).glob("kept.tar.*") if stretches > 2 else ():
+                piece.unlink()  # what is in the folder must do
             paused += sum(r["status"] == "paused" for r in results.values())
             folder = out
             if all(name in results and results[name]["status"] == "done" for name in whole):
@@ -117,6 +121,7 @@ def main() -> None:
         drive.unpack(work / "unbroken", work / "a")
         for i in range(stretches):
             drive.unpack(work / f"stretch{i}", work / "b")  # each has the weights of what it finished
+        shutil.copytree(work / "stay", work / "b", dirs_exist_ok=True)
         for name in whole:
             a, b = (torch.load(work / part / f"{name}.pt", weights_only=True) for part in "ab")
             assert a.keys() == b.keys()

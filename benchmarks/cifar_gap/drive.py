@@ -7,6 +7,7 @@ OUT gets epochs.jsonl and results.jsonl while networks train, and at the end kep
 of paused networks and the weights of jobs with "save", in pieces that a narrow way back lets through; of more than
 MOST bytes the states of networks that have come least far are left out, and named. FOLDER holds such pieces of an
 earlier stretch and its two logs, which are continued: its networks go on, and the finished ones are not run again.
+Where the machine is still there for the next stretch, --stay HERE keeps all states in a folder, however large.
 `--seconds` counts from the start of this script, and no epoch is begun that would end later.
 `python drive.py --unpack FOLDER TARGET` gets states and weights out of the pieces.
 """
@@ -14,6 +15,7 @@ earlier stretch and its two logs, which are continued: its networks go on, and t
 import argparse
 import io
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -85,6 +87,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=540)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--resume", type=Path)
+    parser.add_argument("--stay", type=Path, help="a folder of this machine where all states are kept and found")
     parser.add_argument("--mode", default="fused")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--unpack", nargs=2, type=Path, metavar=("FOLDER", "TARGET"))
@@ -98,6 +101,8 @@ def main() -> None:
         if args.resume:
             print("going on with", *unpack(args.resume, states), flush=True)
             jobs = left_of(jobs, args.resume / "results.jsonl")
+        if args.stay and args.stay.exists():
+            shutil.copytree(args.stay, states, dirs_exist_ok=True)  # these are the later ones
         queue = Path(temporary) / "queue.json"
         queue.write_text(json.dumps(jobs))
         args.out.mkdir(parents=True, exist_ok=True)
@@ -111,12 +116,14 @@ def main() -> None:
             subprocess.run([sys.executable, HERE / "warm.py", queue], check=True)
         command = [sys.executable, HERE / "engine.py", "--data", args.data, "--out", work, "--queue", queue]
         command += ["--slots", str(args.slots), "--until", str(until), "--mode", args.mode, "--device", args.device]
-        command += ["--once", *(["--resume", states] if args.resume else [])]
+        command += ["--once", *(["--resume", states] if states.exists() else [])]
         ended = subprocess.run(list(map(str, command)))
         for job in left_of(jobs, args.out / "results.jsonl"):
             state = f"{job['name']}.state.pt"
             if (states / state).exists() and not (work / state).exists():  # its turn did not come
                 (states / state).rename(work / state)
+        if args.stay:
+            shutil.copytree(work, args.stay, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.jsonl"))
         pieces = pack(work, args.out)
     size = sum(piece.stat().st_size for piece in pieces) / 2**20
     print(f"{time.time() - start:.0f} s in all, {len(pieces)} pieces of together {size:.1f} MiB", flush=True)
