@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torchvision
+from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import Tensor, nn
 from torch._dynamo.backends.debugging import aot_eager
 from torch.autograd import forward_ad
@@ -470,6 +471,10 @@ def check_folded() -> None:
             program = torch.export.export(net, (x,))
         assert not any("unskip" in str(node.target) for node in program.graph.nodes)
         close(program.module()(x), expected)
+    with torch.no_grad():
+        program = torch.jit.trace(folded, x)
+    assert "unskip::" not in str(program.inlined_graph)
+    close(program(x), expected)
     chain = folded.features[3].learner
     assert type(chain) is LeanInverted
     traced = torch.fx.symbolic_trace(chain)
@@ -508,6 +513,10 @@ def check_folded_choices() -> None:
     watched = chain(nn.Conv2d(6, 12, 1))
     watched[0].register_forward_hook(lambda *_: None)
     assert calls(watched, x) == (1, 0)
+    for place, expected in enumerate([(1, 0), (0, 0), (0, 0), (0, 0)]):
+        replaced = chain(nn.Conv2d(6, 12, 1))
+        add_hook_to_module(replaced[place], ModelHook())  # as Accelerate does it, by another `forward`
+        assert calls(replaced, x) == expected, place
     assert calls(chain(nn.Conv2d(6, 12, 1)), images(2, 6, 7, 6)) == (0, 0)  # which the stride does not divide
     assert calls(chain(nn.Conv2d(6, 12, 1), nn.Conv2d(12, 12, 5, 1, 2, groups=12)), x) == (0, 0)
 

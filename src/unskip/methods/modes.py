@@ -26,4 +26,5 @@ def differentiates_backwards() -> bool:
 def exporting() -> bool:
     """Whether a program for elsewhere is being made, which is to have PyTorch's own operations."""
     # When torch.compile traces, older versions of PyTorch say that they export.
-    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    exports = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    return exports or torch.jit.is_tracing()

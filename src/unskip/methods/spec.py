@@ -203,9 +203,12 @@ def square(conv: nn.Conv2d) -> bool:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether somebody waits for the module itself to be called."""
+    """Whether somebody waits for the module itself to be called: by a hook, or by a `forward` of its own.
+
+    The latter is Accelerate's way, which may bring the weights only then.
+    """
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, name) for name in names)
+    return any(getattr(module, name) for name in names) or "forward" in module.__dict__
 
 
 def parts(block: nn.Module, names: str) -> tuple[nn.Module, ...]:
