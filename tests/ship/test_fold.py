@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import unskip
 from unskip.coders import CheapCoder, CheapTransition
 from unskip.methods import PNNHBlock
+from unskip.methods.depthwise import JoinedSequential
 from unskip.models import ENTRIES, dominant_paths
 from unskip.models.about import skips_left
 from unskip.models.cifar import cifar_resnet, wide_resnet
@@ -179,6 +180,25 @@ def test_in_a_transformer_learner_and_coder_are_stacked_and_the_rest_stays(
     assert count(nn.LayerNorm, folded) == count(nn.LayerNorm, network) > 0
     closed = options.get("pretext") == "group_average" and form == "fast"
     assert count(PNNHBlock, folded) == (count(PNNHBlock, network) if closed else 0)
+
+
+def test_fast_fills_the_hidden_channels_of_stacked_inverted_bottlenecks_up_to_a_multiple_of_8() -> None:
+    network = trained(mobilenet("pnnh"))
+    fast, dense = unskip.fold(network, "fast"), unskip.fold(network, "dense")
+    filled = 0
+    for path, block in fast.named_modules():
+        if type(block) is not JoinedSequential:  # that of a learner has a class of its own
+            continue
+        first, middle, last = (module for module in block if isinstance(module, nn.Conv2d))
+        before = [module for module in dense.get_submodule(path) if isinstance(module, nn.Conv2d)]
+        width = before[1].groups
+        assert middle.groups == first.out_channels == last.in_channels == width + -width % 8
+        assert torch.equal(first.weight[:width], before[0].weight)
+        for spare in (first.weight[width:], first.bias[width:], middle.weight[width:], middle.bias[width:]):
+            assert not spare.any()
+        assert not last.weight[:, width:].any()
+        filled += middle.groups > width
+    assert filled == 3
 
 
 def test_fast_keeps_a_closed_form_as_sums_of_channels() -> None:

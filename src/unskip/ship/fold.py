@@ -70,8 +70,8 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
         form: 'dense' makes one layer of learner and coder; 'fast' keeps a closed-form coder beside the learner as the
             cheap operation that it is (sums of neighbouring channels, pooled in transitions), and the stem and
             depthwise convolutions as `unskip.methods.stem` and `.depthwise` compute them on a GPU, and folds all the
-            rest: fitted coders, and blocks whose sum a norm reads. What a depthwise convolution reads is filled up to a
-            multiple of 8 channels, with zeros.
+            rest: fitted coders, and blocks whose sum a norm reads. Where learner and coder become one layer, what its
+            depthwise convolution reads is filled up to a multiple of 8 channels, with zeros.
         example: a batch of inputs to check the result on; without it small random images that the network takes.
 
     Returns:
