@@ -20,6 +20,17 @@ def test_counts_of_a_small_network() -> None:
     assert trained.numbers == 2 * (x + first + hidden) + 3 * (hidden + second + y)
 
 
+def test_gradients_in_groups_cost_what_the_convolution_does() -> None:
+    network = nn.Sequential(
+        nn.Conv2d(6, 6, 1, bias=False),
+        nn.Conv2d(6, 12, 3, stride=2, padding=1, groups=6, bias=False),
+        nn.ConvTranspose2d(12, 8, 2, stride=2, groups=4, bias=False),
+    )
+    first, depthwise, up = 2 * 16 * 36, 2 * 4 * 12 * 9, 2 * 4 * 12 * 2 * 4  # batch x positions x weights
+    assert work(network, (2, 6, 4, 4), train=False).macs == first + depthwise + up
+    assert work(network, (2, 6, 4, 4), train=True).macs == 2 * first + 3 * depthwise + 3 * up
+
+
 def test_frozen_weights_have_no_gradient_to_count() -> None:
     network = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.Conv2d(8, 4, 1, bias=False))
     network[1].requires_grad_(False)

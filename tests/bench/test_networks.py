@@ -22,10 +22,13 @@ def test_options_in_a_word_reach_the_builder() -> None:
 
 
 def test_a_word_that_is_no_option_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"'resnet18' can't be built with 'stem=fst': .*'stem'.* Leave that option out"
-    ):
-        load("resnet18:stem=fst")
+    with pytest.raises(ValueError, match=r"'resnet18' can't be built with 'stm=3': .*'stm'.* Leave that option out"):
+        load("resnet18:stm=3")
+    for word in ("resnet18:stem=fst", "mobilenetv2_035:num_classes=5,stem=fast,depthwise=fst"):
+        with pytest.raises(
+            ValueError, match=r"(stem|depthwise)=fst in '.*' is not known; there is (stem|depthwise)=fast"
+        ):
+            load(word)
     with pytest.raises(ValueError, match="'pretext' in 'pnnh_resnet20:scale=1,pretext' must be option=value"):
         load("pnnh_resnet20:scale=1,pretext")
 

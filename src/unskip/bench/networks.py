@@ -57,6 +57,12 @@ def load(word: str) -> Contender:
         with seeded(0):
             network = create_model(name, **options)
     except TypeError as error:  # what Python says of an argument that nobody knows
+        for part in QUICKEN:
+            if part in options:
+                raise ValueError(
+                    f"bench: {part}={options[part]} in {word!r} is not known; there is {part}={FAST}, and without the "
+                    "option the network is as it is."
+                ) from error
         raise ValueError(f"bench: {name!r} can't be built with {rest!r}: {error}. Leave that option out.") from error
     for part in fast:
         quicken, what = QUICKEN[part]

@@ -75,10 +75,16 @@ def _caption(found: dict[str, Any]) -> str:
     elif setting["graph"]:
         words.append("each step one CUDA graph")
     if rates is not None:
-        words.append(f"reached here: {rates['flops'] / 1e12:,.2f} TFLOP/s, {rates['bytes'] / 1e9:,.1f} GB/s")
+        words.append(f"reached here: {_rate(rates['flops'])}FLOP/s, {_rate(rates['bytes'])}B/s")
     if found["compile_seconds"] is not None:
         words.append(f"compiled in {found['compile_seconds']:.0f} s by {setting['compile_workers']} processes")
     return "; ".join(words)
+
+
+def _rate(a_second: float) -> str:
+    """With the prefix at which a slow CPU has digits too."""
+    value, prefix = (a_second / 1e12, "T") if a_second >= 1e12 else (a_second / 1e9, "G")
+    return f"{value:,.1f} {prefix}"
 
 
 def _speed(line: dict[str, Any]) -> str:
