@@ -325,6 +325,20 @@ def test_a_wrong_form_and_a_wrong_example_get_a_sentence() -> None:
         unskip.fold(network)
 
 
+@pytest.mark.parametrize("form", ["dense", "fast"])
+@pytest.mark.parametrize("name", ["pnnh_resnet20", "plain_resnet20", "seqnet_mlp"])
+def test_a_folded_network_trains_on_with_all_of_its_weights(name: str, form: str) -> None:
+    folded = unskip.fold(trained(unskip.create_model(name)), form)
+    assert [path for path, parameter in folded.named_parameters() if not parameter.requires_grad] == []
+
+
+def test_frozen_layers_stay_frozen_when_they_absorb_a_norm() -> None:
+    network = trained(unskip.create_model("plain_resnet20"))
+    network.conv1.requires_grad_(False)
+    folded = unskip.fold(network)
+    assert {path for path, p in folded.named_parameters() if not p.requires_grad} == {"conv1.weight", "conv1.bias"}
+
+
 def test_the_network_itself_stays_as_it_was() -> None:
     network = trained(unskip.plainify(cifar_resnet(8), "pnnh"))
     state = copy.deepcopy(network.state_dict())

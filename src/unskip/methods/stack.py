@@ -68,6 +68,18 @@ def replaced(network: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
     return network
 
 
+def absorb(norm: nn.Module, layer: Conv) -> Conv:
+    """A layer and the BatchNorm behind it, in eval mode, as one layer, which trains on if the given one does.
+
+    PyTorch's functions freeze the bias of a layer that had none, although the norm's shift in it was trained.
+    """
+    fuse = fuse_conv_bn_eval if isinstance(layer, nn.Conv2d) else fuse_linear_bn_eval
+    fused: Conv = fuse(layer, norm)  # type: ignore[type-var, arg-type]
+    if layer.bias is None and fused.bias is not None:
+        fused.bias.requires_grad_(layer.weight.requires_grad)
+    return fused
+
+
 def stack(block: PNNHBlock, path: str = "the block", multiple: int = 1) -> nn.Sequential:
     """One PNNH block as pre, convolution, activation, (convolution, activation,) convolution, activation.
 
@@ -83,8 +95,7 @@ def stack(block: PNNHBlock, path: str = "the block", multiple: int = 1) -> nn.Se
         if layer.norm is None:
             convs.append(layer.conv)
         elif getattr(layer.norm, "running_mean", None) is not None:
-            fuse = fuse_conv_bn_eval if isinstance(layer.conv, nn.Conv2d) else fuse_linear_bn_eval
-            convs.append(fuse(layer.conv, layer.norm))  # type: ignore[type-var, arg-type]
+            convs.append(absorb(layer.norm, layer.conv))
         else:
             raise ValueError(
                 f"stack: the {type(layer.norm).__name__} in {path} depends on its input; it can't be absorbed."

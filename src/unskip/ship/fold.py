@@ -16,13 +16,13 @@ import torch
 from timm.layers import DropPath
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from unskip.coders import CheapCoder, CheapTransition, Coder, CoderRef, TransitionCoder, closed_of
 from unskip.measures.state import unwrap
 from unskip.methods import CappedReLU, CReLU, PNNHBlock, SReLU, Unsupported, replaced, stacked
 from unskip.methods.depthwise import JoinedSequential
 from unskip.methods.spec import NORMS, Conv, is_activation, replace_weight
+from unskip.methods.stack import absorb
 from unskip.methods.stem import LAYERS as PLAIN_LAYERS
 from unskip.methods.stem import StemConv2d, StemPool, ordinary
 from unskip.models.simplified import DominantBlock, OneLayerBlock
@@ -225,8 +225,7 @@ def absorb_norms(network: nn.Module, x: Tensor) -> nn.Module:
             continue  # it is there, but never runs
         before, behind = _layer_before(own, runs), _layer_behind(own, runs)
         if before is not None:
-            fuse = fuse_conv_bn_eval if isinstance(before, nn.Conv2d) else fuse_linear_bn_eval
-            layer = fuse(before, norm)  # type: ignore[type-var]
+            layer = absorb(norm, before)
         elif behind is not None:
             before = behind
             layer = _absorb_backwards(norm, behind)
