@@ -45,8 +45,8 @@ def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = 
 
     The network's stem, head and norms outside the blocks keep their weights; `pnnh` adds a norm before the pooling of
     our CIFAR ResNets (head_norm). If the network looks trained (its norms tell), a warning says how many trained
-    weights are discarded with the old blocks. Stochastic depth stays on the learners of `pnnh` and `residual_half`; with
-    the other methods it goes with the skip, since where it drops a branch nothing would be left.
+    weights are discarded with the old blocks. Stochastic depth stays on the learners of `pnnh` and `residual_half`;
+    with the other methods it goes with the skip, since where it drops a branch nothing would be left.
 
     An exact method takes a network in eval mode and discards nothing; where it would make the network larger than its
     `limit` allows, it is refused with what `unskip.surgery.cost` says. `unskip.ship.convert` is plainify with the proof
