@@ -17,6 +17,7 @@ import torchvision
 from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import Tensor, nn
 from torch._dynamo.backends.debugging import aot_eager
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.nn.utils import prune
@@ -555,6 +556,14 @@ def test_never_on_a_cpu() -> None:
     assert not depthwise.suited(x)
     assert not depthwise.suited(torch.fx.Proxy(torch.fx.Node(torch.fx.Graph(), "x", "placeholder", "x", (), {})))
     assert joined(list(network)[1:], x) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_never_on_a_gpu_that_is_not_there() -> None:
+    """Networks are sized for one by tensors that have no numbers."""
+    with FakeTensorMode():
+        x = torch.empty(2, 12, 8, 6, dtype=torch.bfloat16, device="cuda")
+        assert not depthwise.suited(x.contiguous(memory_format=torch.channels_last))
 
 
 def test_other_precisions_and_batches_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,12 @@ TRITON = importlib.util.find_spec("triton") is not None  # it is imported when i
 
 def has_kernels_for(x: Tensor) -> bool:
     """Whether Triton's kernels run on x. A compiler that traces has asked for as much already."""
-    modern = x.is_cuda and (torch.compiler.is_compiling() or torch.cuda.get_device_capability(x.device) >= (8, 0))
-    return TRITON and modern and x.dtype in KINDS
+    return TRITON and x.is_cuda and x.dtype in KINDS and (torch.compiler.is_compiling() or modern(x.device))
+
+
+def modern(device: torch.device) -> bool:
+    """Whether this is a GPU from Ampere on, and is there: a fake tensor's need not be."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @torch.compiler.assume_constant_result  # a compiler asks once, where it traces; it traces anew under other transforms
