@@ -102,3 +102,12 @@ def test_what_is_wrong_is_one_sentence_and_code_2(
     for name in ("there.safetensors", "broken.safetensors"):
         (tmp_path / name).write_text("old")
     assert sentence in refused(words)
+
+
+def test_a_run_is_calibrated_on_the_set_that_it_was_trained_on(
+    trained: Path, refused: Callable[[list[str]], str]
+) -> None:
+    words = ["export", str(trained), "-o", "a.onnx", "--fold", "no", "--int8", "--calibrate", str(trained)]
+    sentence = refused(words)
+    assert "trained on digits, and is calibrated on images of the same set" in sentence
+    assert "give --calibrate digits instead of" in sentence

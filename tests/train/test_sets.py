@@ -122,6 +122,10 @@ def test_truncated_unreadable_and_missing_npz(tmp_path: Path) -> None:
     for name in ("short", "text", "nothing"):
         with pytest.raises(ValueError, match=f"{name}.npz.*x_train, y_train, x_test and y_test"):
             load(recipe("npz"), tmp_path / f"{name}.npz")
+    np.save(tmp_path / "one.npy", np.zeros((4, 8, 8)))
+    for name in ("text.npz", "one.npy"):
+        with pytest.raises(ValueError, match=f"{name} is no .npz file. It must be a .npz file with x_train"):
+            load(recipe("npz"), tmp_path / name)
     with pytest.raises(ValueError, match=r"does not exist\. It must be a \.npz file"):
         load(recipe("npz"), tmp_path / "none.npz")
     with pytest.raises(ValueError, match="needs data_dir"):

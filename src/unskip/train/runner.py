@@ -40,7 +40,7 @@ class Result:
     epochs: int
     steps: int
     seconds: float  # of all parts of the run, without reading the data
-    stuck: bool  # the training loss ended where guessing is
+    stuck: bool  # the training loss ended no better than guessing
     out: str
 
     def __str__(self) -> str:
@@ -161,7 +161,7 @@ def finish(training: Training) -> Result:
         folder.write_text("result.json", json.dumps(asdict(result), indent=1) + "\n")
     if result.stuck:
         training.display.say(
-            f"The network did not learn: its loss ended where guessing is ({data.chance_loss:.3f}). "
+            f"The network did not learn: its loss ended no better than guessing ({data.chance_loss:.3f}). "
             f"`{recipe.doctor}` says what to look at."
         )
     return result

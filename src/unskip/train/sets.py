@@ -262,9 +262,11 @@ def _npz(path: Path) -> tuple[Split, Split, int]:
             x_train, y_train, x_test, y_test = (file[name] for name in names)
     except (OSError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"data: {path} is no whole .npz file: {error}. {_WANTED['npz']}") from error
-    except ValueError as error:
+    except (TypeError, ValueError) as error:  # of a single array (.npy), and of anything else
         if str(error).startswith("data:"):
             raise
+        if not zipfile.is_zipfile(path):  # numpy takes it for a pickle and tells how to run it
+            raise ValueError(f"data: {path} is no .npz file. {_WANTED['npz']}") from error
         raise ValueError(f"data: {path} can't be read: {error}. {_WANTED['npz']}") from error
     train, test = _arrays(f"{path}: train", x_train, y_train), _arrays(f"{path}: test", x_test, y_test)
     return train, test, int(train.labels.max()) + 1

@@ -251,6 +251,13 @@ def _feed(subject: Subject, word: str) -> tuple[DataSet, Feed]:
         raise ValueError(f"export: --calibrate {word!r} is not 'digits', and there is no such file or folder.")
     if "recipe" in subject.origin:
         recipe = Recipe().replace(**subject.origin["recipe"])
+        if (root is None) != (recipe.dataset == "digits"):
+            right = "digits" if root is not None else "the file or folder with them"
+            raise ValueError(
+                f"export: {subject.name} was trained on {recipe.dataset}, and is calibrated on images of the same "
+                f"set, prepared as they were: give --calibrate {right} instead of {word!r}. From Python, "
+                "unskip.ship.quantize takes any tensor."
+            )
     else:
         kind = "digits" if root is None else find_kind(root)
         if kind is None:
