@@ -520,6 +520,10 @@ def check_folded_choices() -> None:
         assert calls(replaced, x) == expected, place
     assert calls(chain(nn.Conv2d(6, 12, 1)), images(2, 6, 7, 6)) == (0, 0)  # which the stride does not divide
     assert calls(chain(nn.Conv2d(6, 12, 1), nn.Conv2d(12, 12, 5, 1, 2, groups=12)), x) == (0, 0)
+    mixed = chain(nn.Conv2d(6, 12, 1))
+    for behind in (nn.ReLU(), nn.Hardtanh(0, 6), nn.Conv2d(12, 12, 1).double()):
+        mixed[3] = behind  # the operation has one activation for both places
+        assert calls(mixed, x) == (0, 0), behind
 
 
 CHECKS = {name: call for name, call in list(globals().items()) if name.startswith("check_")}
