@@ -29,6 +29,5 @@ def differentiates_backwards() -> bool:
 
 def exporting() -> bool:
     """Whether a program for elsewhere is being made, which is to have PyTorch's own operations."""
-    # When torch.compile traces, older versions of PyTorch say that they export.
-    exports = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
-    return exports or torch.jit.is_tracing()
+    # The flag, which PyTorch 2.6 does not have: where torch.compile traces, some versions call that exporting too.
+    return getattr(torch.compiler, "_is_exporting_flag", False) or torch.jit.is_tracing()
