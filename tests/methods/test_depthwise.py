@@ -524,6 +524,10 @@ def check_folded_choices() -> None:
     for behind in (nn.ReLU(), nn.Hardtanh(0, 6), nn.Conv2d(12, 12, 1).double()):
         mixed[3] = behind  # the operation has one activation for both places
         assert calls(mixed, x) == (0, 0), behind
+    wrong = chain(nn.Conv2d(6, 24, 1))  # more channels than the depthwise convolution reads
+    for layers, read in ((wrong, x), (wrong[1:], images(2, 24, 8, 6))):
+        with torch.no_grad(), pytest.raises(RuntimeError, match="24 channels"):
+            layers(read)
 
 
 CHECKS = {name: call for name, call in list(globals().items()) if name.startswith("check_")}
@@ -592,6 +596,14 @@ def test_frozen_norms_of_a_lean_learner() -> None:
     x = images(3, 6, 8, 6)
     for found, expected in zip(step(lean, lean, x), step(ordinary, ordinary, x), strict=True):
         close(found, expected)
+
+
+def test_an_identity_is_called_where_somebody_waits_for_it() -> None:
+    network = JoinedSequential(nn.Identity(), nn.ReLU())
+    called: list[nn.Module] = []
+    network[0].register_forward_hook(lambda module, *_: called.append(module))
+    network(torch.ones(2))
+    assert called == [network[0]]
 
 
 def test_learners_of_inverted_bottlenecks_by_block() -> None:
