@@ -68,6 +68,8 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
     network, before = norm_net(10, 1), torch.get_rng_state()
     result = run(recipe, network=network, out=tmp_path, silent=True)
     assert torch.equal(before, torch.get_rng_state())  # the caller's generator is left alone
+    assert result.network == type(network).__name__  # and not the recipe's, which did not run
+    assert str(result).startswith(f"{result.network} on digits: test error ")
     files = "checkpoint.pt curves.png metrics.jsonl recipe.toml result.json tensorboard weights.safetensors"
     assert sorted(file.name for file in tmp_path.iterdir()) == files.split()
     rows = read_metrics(tmp_path / "metrics.jsonl")

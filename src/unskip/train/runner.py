@@ -30,7 +30,7 @@ from unskip.train.sets import DataSet
 class Result:
     """What came out of a run. Its text is one line."""
 
-    network: str
+    network: str  # the recipe's, or the class of your own
     dataset: str
     test_error: float  # percent, of the weights that the recipe keeps
     test_loss: float  # cross-entropy
@@ -85,12 +85,13 @@ def run(
     with machine.settled(recipe):
         accelerator = machine.make_accelerator(recipe)
         data = data or sets.load(recipe, data_dir)
+        what = recipe.network if network is None else type(network).__name__
         network = build_network(recipe, data) if network is None else network
         try_out(network, data)
         folder = RunFolder(out or Path("runs") / name)
         training = Training(accelerator, recipe, network, data, folder, penalties, constraints, silent)
         training.run(resume)
-        return finish(training)
+        return finish(training, what)
 
 
 def build_network(recipe: Recipe, data: DataSet) -> nn.Module:
@@ -130,8 +131,8 @@ def try_out(network: nn.Module, data: DataSet) -> None:
         )
 
 
-def finish(training: Training) -> Result:
-    """Tests the weights that the recipe keeps, and writes what stays of the run."""
+def finish(training: Training, network: str) -> Result:
+    """Tests the weights that the recipe keeps, and writes what stays of the run, under the network's name."""
     recipe, data, folder = training.recipe, training.data, training.folder
     if recipe.keep == "best":
         saving.read_weights(training, "best.safetensors")
@@ -140,7 +141,7 @@ def finish(training: Training) -> Result:
     val_error = None if data.val is None else training.evaluate(data.val)[1]
     test_loss, test_error = training.evaluate(data.test)
     result = Result(
-        network=recipe.network,
+        network=network,
         dataset=data.name,
         test_error=test_error,
         test_loss=test_loss,
@@ -156,7 +157,7 @@ def finish(training: Training) -> Result:
     saving.write_weights(training, "weights.safetensors")
     if training.main:
         guess = data.chance_loss if recipe.loss == "cross_entropy" else None
-        picture = draw_curves(read_metrics(folder.metrics), f"{recipe.network} on {data.name}", guess)
+        picture = draw_curves(read_metrics(folder.metrics), f"{network} on {data.name}", guess)
         write_atomically(folder.path / "curves.png", lambda file: file.write(picture))
         folder.write_text("result.json", json.dumps(asdict(result), indent=1) + "\n")
     if result.stuck:
