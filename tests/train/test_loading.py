@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tests.doctor import small
-from unskip.train import load_recipe, run
+from unskip.train import Recipe, load_recipe, run
 from unskip.train.loading import load_network, parse_shape
 
 HERE = "tests.doctor.small"
@@ -120,6 +120,15 @@ def test_a_run_knows_the_size_of_its_images(tmp_path: Path) -> None:
     for loaded in (tested, averaged):
         assert torch.equal(loaded.network.fc.weight, saved["fc.weight"])
     assert not torch.equal(subject.network.fc.weight, saved["fc.weight"])
+
+
+def test_a_run_of_a_network_of_ones_own_says_so(tmp_path: Path) -> None:
+    """The recipe names another network, which did not run."""
+    out = tmp_path / "mine"
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    run(Recipe(epochs=1, warmup_epochs=0), network=network, out=out, silent=True)
+    with pytest.raises(ValueError, match=r"a network of your own, Sequential, .* load .*weights\.safetensors into it"):
+        load_network(str(out), command="export")
 
 
 def test_weights_for_a_named_network(tmp_path: Path) -> None:

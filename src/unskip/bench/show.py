@@ -35,7 +35,8 @@ def table(comparison: Comparison) -> Iterable[Table]:
     rows = Table(caption="images/s: median of the rounds (lowest to highest). floor: ms by arithmetic | by traffic.")
     rows.add_column("network", no_wrap=True)
     rows.add_column("how")
-    for column in ("images/s", "ratio", "memory (MiB)", "ratio", "ms", "floor", "batch that fits"):
+    fits = [] if not found["setting"]["fit"] else ["batch that fits"]
+    for column in ["images/s", "ratio", "memory (MiB)", "ratio", "ms", "floor", *fits]:
         rows.add_column(column, justify="right")
     kind = None
     for line in found["rows"]:
@@ -45,8 +46,8 @@ def table(comparison: Comparison) -> Iterable[Table]:
         kind = how
         form = f", {line['form']}" if line["mode"] == "infer" else ""
         if line["error"]:
-            kind, _, words = line["error"].partition(": ")
-            rows.add_row(line["network"], how + form, f"failed: {kind}: {words[-60:]}")
+            error, _, words = line["error"].partition(": ")
+            rows.add_row(line["network"], how + form, f"failed: {error}: {words[-60:]}")
             continue
         floor = line.get("floor_milliseconds")
         rows.add_row(
@@ -58,7 +59,7 @@ def table(comparison: Comparison) -> Iterable[Table]:
             _number(line["ratio"]["memory"], ".2f"),
             _number(line["milliseconds"], ",.2f"),
             "" if floor is None else f"{floor['arithmetic']:,.2f} | {floor['traffic']:,.2f}",
-            _number(line["largest_batch"], ",d"),
+            *([_number(line["largest_batch"], ",d")] if fits else []),
         )
     yield rows
 

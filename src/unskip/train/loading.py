@@ -195,6 +195,12 @@ def _from_run(path: Path, tested: bool, command: str) -> Subject:
     state = read_torch_file(path, command=command, way_out=way_out)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ValueError(f"{command}: {path} is no checkpoint of `unskip train`. {way_out}")
+    if state.get("own"):
+        raise ValueError(
+            f"{command}: {path} is of a run with a network of your own, {state['own']}, which only you can build. "
+            f"Build it in Python, load {path.parent / 'weights.safetensors'} into it, and go on with unskip.export, "
+            "unskip.fold or unskip.diagnose."
+        )
     recipe = Recipe().replace(**state["recipe"])
     channels, side = NATIVE.get(recipe.dataset, (3, 0))
     weights = state["network"]

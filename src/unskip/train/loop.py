@@ -51,7 +51,9 @@ class Training:
         penalties: Sequence[Penalty] = (),
         constraints: Sequence[Constraint] = (),
         silent: bool = False,
+        own: str = "",
     ) -> None:
+        self.own = own  # the class of a network that the recipe does not name
         self.accelerator, self.recipe, self.folder, self.main = accelerator, recipe, folder, accelerator.is_main_process
         self.silent = silent or not self.main
         dtype = torch.float64 if recipe.precision == "fp64" else torch.float32
@@ -86,6 +88,11 @@ class Training:
         self.best = math.inf  # validation error
         self.stuck = False  # whether the last epoch was no better than guessing
         self.pending: list[tuple[dict[str, Any], Tensor]] = []  # updates that nobody has looked at
+
+    @property
+    def doctor(self) -> str:
+        """What looks into the network."""
+        return "unskip.diagnose(network, batch)" if self.own else self.recipe.doctor
 
     def run(self, resume: Resume) -> None:
         """Trains to the end, from the start or from the checkpoint in the folder."""
@@ -159,7 +166,7 @@ class Training:
         ):
             self.display.say(
                 f"After epoch {epoch} the loss is still {loss:.3f}, where guessing gives {self.data.chance_loss:.3f}. "
-                f"`{self.recipe.doctor}` says what to look at."
+                f"`{self.doctor}` says what to look at."
             )
 
     def look(self) -> None:
@@ -182,7 +189,7 @@ class Training:
             raise Diverged(
                 f"train: the loss is {lost['loss']} at update {lost['step']:,} (learning rate {lost['lr']:.4g}). A "
                 "lower lr, more warmup_epochs or clip = 1 may help; "
-                f"`{self.recipe.doctor}` says what to look at."
+                f"`{self.doctor}` says what to look at."
             )
 
     def is_stuck(self, loss: float, error: float) -> bool:

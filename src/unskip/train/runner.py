@@ -85,13 +85,13 @@ def run(
     with machine.settled(recipe):
         accelerator = machine.make_accelerator(recipe)
         data = data or sets.load(recipe, data_dir)
-        what = recipe.network if network is None else type(network).__name__
+        own = "" if network is None else type(network).__name__
         network = build_network(recipe, data) if network is None else network
         try_out(network, data)
         folder = RunFolder(out or Path("runs") / name)
-        training = Training(accelerator, recipe, network, data, folder, penalties, constraints, silent)
+        training = Training(accelerator, recipe, network, data, folder, penalties, constraints, silent, own)
         training.run(resume)
-        return finish(training, what)
+        return finish(training)
 
 
 def build_network(recipe: Recipe, data: DataSet) -> nn.Module:
@@ -131,9 +131,10 @@ def try_out(network: nn.Module, data: DataSet) -> None:
         )
 
 
-def finish(training: Training, network: str) -> Result:
-    """Tests the weights that the recipe keeps, and writes what stays of the run, under the network's name."""
+def finish(training: Training) -> Result:
+    """Tests the weights that the recipe keeps, and writes what stays of the run."""
     recipe, data, folder = training.recipe, training.data, training.folder
+    network = training.own or recipe.network
     if recipe.keep == "best":
         saving.read_weights(training, "best.safetensors")
     if recipe.settle:
@@ -163,6 +164,6 @@ def finish(training: Training, network: str) -> Result:
     if result.stuck:
         training.display.say(
             f"The network did not learn: its loss ended no better than guessing ({data.chance_loss:.3f}). "
-            f"`{recipe.doctor}` says what to look at."
+            f"`{training.doctor}` says what to look at."
         )
     return result

@@ -27,6 +27,7 @@ def save(training: "Training") -> None:
         scaler = t.accelerator.scaler
         state = {
             "recipe": t.recipe.same_numbers(),
+            "own": t.own,
             "data": t.fingerprint,
             "image_size": t.data.image_size,
             "network": weights,
