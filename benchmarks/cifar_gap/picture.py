@@ -35,7 +35,7 @@ def finished() -> Iterator[tuple[str, float]]:
 
 def main() -> None:
     runs = list(finished())
-    figure, (left, right) = panels(1, 2, size=(9.6, 4), title="CIFAR-10 without skips: every run a mark")
+    figure, (left, right) = panels(1, 2, size=(9.6, 4), title="CIFAR-10, every run a mark")
     dress(left, x="layers", y="test error %", title="Depth (30 epochs)")
     dress(right, x="test error %", y="", title="The coder, 110 layers, the paper's setting (15 epochs)")
     for label, (colour, names) in LADDERS.items():

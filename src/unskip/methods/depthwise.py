@@ -144,9 +144,7 @@ def folded(act: nn.Module, conv: nn.Module, behind: nn.Module, x: Tensor) -> Ten
     return depthwise_folded(x, None, conv.weight, conv.bias, conv.stride[0], TOPS[type(act)])
 
 
-def folded_behind(
-    first: nn.Module, act: nn.Module, conv: nn.Module, behind: nn.Module, x: Tensor
-) -> Tensor | None:  # fmt: skip
+def folded_behind(first: nn.Module, act: nn.Module, conv: nn.Module, behind: nn.Module, x: Tensor) -> Tensor | None:
     """The same with the convolution before, whose bias would be one more pass over the widest activation."""
     if not is_pointwise(first, x) or not is_folded(conv, act, behind, x, first.out_channels):
         return None
@@ -154,9 +152,7 @@ def folded_behind(
     return depthwise_folded(u, first.bias, conv.weight, conv.bias, conv.stride[0], TOPS[type(act)])
 
 
-def is_folded(
-    conv: nn.Module, act: nn.Module, behind: nn.Module, x: Tensor, channels: int
-) -> TypeGuard[nn.Conv2d]:  # fmt: skip
+def is_folded(conv: nn.Module, act: nn.Module, behind: nn.Module, x: Tensor, channels: int) -> TypeGuard[nn.Conv2d]:
     """A depthwise convolution with a bias, between two activations of one kind, in inference."""
     acts = type(act) is type(behind) and type(act) in TOPS
     return acts and not torch.is_grad_enabled() and is_depthwise(conv, x, channels) and conv.bias is not None
@@ -193,8 +189,7 @@ def is_pointwise(conv: nn.Module, x: Tensor) -> TypeGuard[nn.Conv2d]:
 
 
 def is_depthwise(conv: nn.Module, x: Tensor, channels: int) -> TypeGuard[nn.Conv2d]:
-    """A 3 x 3 depthwise convolution that gives as many channels as it reads, for images of x's size that its stride
-    divides."""
+    """A 3 x 3 depthwise convolution that gives as many channels as it reads; its stride divides the sides of x."""
     return (
         type(conv) is nn.Conv2d
         and square(conv)

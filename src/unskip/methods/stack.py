@@ -102,8 +102,7 @@ def stack(block: PNNHBlock, path: str = "the block", multiple: int = 1) -> nn.Se
             )
     if block.coder is not None:
         convs = beside(convs, stackable(block.coder, convs))
-    middle = convs[1]
-    if len(convs) == 3 and isinstance(middle, nn.Conv2d) and middle.groups == middle.in_channels:
+    if len(convs) == 3 and isinstance(middle := convs[1], nn.Conv2d) and middle.groups == middle.in_channels:
         spare = -middle.in_channels % multiple
         convs = beside(convs, zeros(convs, spare)) if spare else convs
     parts: list[nn.Module] = [*block.pre]

@@ -21,6 +21,7 @@ from unskip.coders import CheapCoder, CheapTransition, Coder, CoderRef, Transiti
 from unskip.measures.state import unwrap
 from unskip.methods import CappedReLU, CReLU, PNNHBlock, SReLU, Unsupported, replaced, stacked
 from unskip.methods.depthwise import JoinedSequential
+from unskip.methods.pnnh import ALIGNED
 from unskip.methods.spec import NORMS, Conv, is_activation, replace_weight
 from unskip.methods.stack import absorb
 from unskip.methods.stem import LAYERS as PLAIN_LAYERS
@@ -39,7 +40,6 @@ LAYERS = {"conv2d", "linear"}
 POOLING = {"max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "mean", "amax"}
 SHAPES = {"flatten", "reshape", "view", "squeeze"}
 ACTIVATIONS = {"relu", "relu_", "leaky_relu", "prelu", "tanh", "sigmoid", "silu", "gelu", "elu", "hardtanh", "softplus"}
-ALIGNED = 8  # numbers of half precision that a GPU loads at once
 PER_CHANNEL = {"mean", "adaptive_avg_pool2d", "flatten"}  # an affine map of channels passes through these
 
 
