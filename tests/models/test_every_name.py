@@ -80,6 +80,9 @@ def test_behaves_like_any_pytorch_network(name: str) -> None:
         fresh.load_state_dict(network.state_dict(), strict=True)
         assert torch.equal(fresh(x), y)
 
+        # A symbolic trace, as torchvision's feature extraction and quantisation make one.
+        assert torch.equal(torch.fx.symbolic_trace(network)(x), y)
+
         # Precision and memory layout.
         with torch.autocast("cpu", torch.bfloat16):
             assert torch.isfinite(network(x)).all()

@@ -249,6 +249,11 @@ def test_signals_finish_the_step_and_save(tmp_path: Path, number: signal.Signals
     ("changes", "message"),
     [
         ({"cuda_graph": True}, "cuda_graph=true is not possible here: it needs an NVIDIA GPU"),
+        pytest.param(
+            {"device": "cuda"},
+            "device='cuda', but PyTorch finds no GPU here. Use 'auto' or 'cpu'.",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
         ({"precision": "fp16"}, "precision='fp16' needs a GPU"),
         ({"sync_bn": True}, "sync_bn=true needs GPUs"),
         ({"network": "tests.train.small:nothing"}, "can't be imported"),

@@ -18,6 +18,11 @@ from unskip.coders.spec import CoderSpec
 
 FEW = 4  # members of a group that are summed slice by slice, which a compiler fuses with whatever reads the sum
 
+# What looks at sizes or memory layout is one node of a symbolic trace (torch.fx), which knows neither.
+torch.fx.wrap("average")
+torch.fx.wrap("group_sum")
+torch.fx.wrap("repeated")
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Closed:
@@ -58,10 +63,7 @@ class Closed:
         if self.form == "identity":
             behind = (0, 0, 0, 0) if self.dim == 1 else ()
             return F.pad(code, (*behind, 0, self.channels - self.groups))
-        each = self.channels // self.groups
-        if self.dim == 1 and channels_last(code):
-            return repeated(code.permute(0, 2, 3, 1), each, -1).permute(0, 3, 1, 2)
-        return repeated(code, each, self.dim)
+        return repeated(code, self.channels // self.groups, self.dim)
 
     def __str__(self) -> str:
         return f"{self.form}, {self.channels} -> {self.groups} -> {self.channels}"
@@ -73,6 +75,7 @@ class CheapCoder(nn.Module):
     def __init__(self, closed: Closed) -> None:
         super().__init__()
         self.closed = closed
+        self.act = closed.act  # a module of its own: hooks and traces see it
 
     def forward(self, x: Tensor) -> Tensor:
         return self.closed(x)
@@ -98,8 +101,7 @@ class CheapTransition(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.mix is not None:
-            groups, scale = self.mix
-            x = scale * group_sum(x, groups, self.closed.dim)
+            x = mixed(x, *self.mix, self.closed.dim)
         return self.closed.decode(pooled(x, self.act, stride=self.stride, depth=self.depth))
 
     def extra_repr(self) -> str:
@@ -114,11 +116,19 @@ def pooled(code: Tensor, act: nn.Module, *, stride: int, depth: int) -> Tensor:
     """
     if depth == 2:
         code = act(code)
-    if stride > 1:
-        # Windows over the edge are filled with zeros: ceil_mode with a divisor does the same, but ONNX has no divisor.
-        short = [-side % stride for side in code.shape[-2:]]
-        code = F.avg_pool2d(F.pad(code, (0, short[1], 0, short[0])) if any(short) else code, stride)
-    return act(code)
+    return act(average(code, stride) if stride > 1 else code)
+
+
+def average(code: Tensor, stride: int) -> Tensor:
+    """Means over windows; those over the edge are filled with zeros."""
+    # ceil_mode with a divisor does the same, but ONNX has no divisor.
+    short = [-side % stride for side in code.shape[-2:]]
+    return F.avg_pool2d(F.pad(code, (0, short[1], 0, short[0])) if any(short) else code, stride)
+
+
+def mixed(x: Tensor, groups: int, scale: float, dim: int) -> Tensor:
+    """The channels of a transition's input in groups, summed and scaled."""
+    return scale * group_sum(x, groups, dim)
 
 
 def group_sum(x: Tensor, groups: int, dim: int) -> Tensor:
@@ -138,7 +148,9 @@ def group_sum(x: Tensor, groups: int, dim: int) -> Tensor:
 
 
 def repeated(x: Tensor, times: int, dim: int) -> Tensor:
-    """torch.repeat_interleave, in half its time on a CPU."""
+    """torch.repeat_interleave, in half its time on a CPU and in the memory layout of x."""
+    if dim == 1 and channels_last(x):
+        return repeated(x.permute(0, 2, 3, 1), times, -1).permute(0, 3, 1, 2)
     dim = dim % x.ndim
     shape = [-1] * (x.ndim + 1)
     shape[dim + 1] = times

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip.coders.cheap import CheapTransition, Closed, closed_of, group_scale, group_sum, pooled
+from unskip.coders.cheap import CheapTransition, Closed, closed_of, group_scale, mixed, pooled
 
 # σ(σ(x)) = σ(x): a second activation in a row changes nothing and need not be computed.
 IDEMPOTENT = (nn.ReLU, nn.ReLU6, nn.Identity)
@@ -169,7 +169,7 @@ class TransitionCoder(nn.Module):
     def mixed(self, x: Tensor, mix: Tensor) -> Tensor:
         if self.mix_scale is None:
             return self.project(x, mix)
-        return self.mix_scale * group_sum(x, mix.shape[0], -1 if self.linear else 1)
+        return mixed(x, mix.shape[0], self.mix_scale, -1 if self.linear else 1)
 
     @property
     def linear(self) -> bool:

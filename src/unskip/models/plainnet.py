@@ -79,24 +79,41 @@ class PlainNet(nn.Module):
         self.fc = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
 
     def forward_features(self, x: Tensor) -> Tensor:
-        if self.image_shape is not None and tuple(x.shape[1:]) != self.image_shape:
-            raise ValueError(
-                f"{type(self).__name__}: images of shape {tuple(x.shape[1:])} (C, H, W) came, but the network was "
-                f"built for {self.image_shape}. Build it with in_chans and img_size of your images."
-            )
+        if self.image_shape is not None:
+            x = shaped(x, self.image_shape, type(self).__name__)
         for name in self.stage_names:
             stage = self.get_submodule(name)
             x = checkpoint_seq(stage, x) if self.grad_checkpointing and self.training else stage(x)
         return x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        x = x.flatten(2).mean(2) if x.ndim > 2 else x
+        x = averaged(x)
         if self.drop_rate:
             x = F.dropout(x, self.drop_rate, self.training)
         return x if pre_logits else self.fc(x)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
+
+
+# A symbolic trace (torch.fx) knows no shapes: these two are one node of it each.
+torch.fx.wrap("averaged")
+torch.fx.wrap("shaped")
+
+
+def averaged(x: Tensor) -> Tensor:
+    """Feature maps as their means; features of an MLP as they are."""
+    return x.flatten(2).mean(2) if x.ndim > 2 else x
+
+
+def shaped(x: Tensor, shape: tuple[int, ...], network: str) -> Tensor:
+    """x, if its images have this shape."""
+    if tuple(x.shape[1:]) != shape:
+        raise ValueError(
+            f"{network}: images of shape {tuple(x.shape[1:])} (C, H, W) came, but the network was built for {shape}. "
+            "Build it with in_chans and img_size of your images."
+        )
+    return x
 
 
 def layer(

@@ -37,6 +37,8 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     precision = recipe.precision if recipe.precision in ("bf16", "fp16") else "no"
     accelerator = Accelerator(mixed_precision=precision, cpu=recipe.device == "cpu", kwargs_handlers=handlers)
     where = accelerator.device.type
+    if recipe.device == "cuda" and where != "cuda":
+        raise ValueError("recipe: device='cuda', but PyTorch finds no GPU here. Use 'auto' or 'cpu'.")
     if recipe.precision == "fp16" and where != "cuda":
         raise ValueError(f"recipe: precision='fp16' needs a GPU, and this runs on {where}. Use 'bf16' or 'fp32'.")
     if recipe.sync_bn and where != "cuda":

@@ -87,7 +87,7 @@ class Recipe:
 
     # The machine
     precision: Precision = "fp32"  # bf16 and fp16: mixed with fp32
-    device: Literal["auto", "cpu"] = "auto"  # auto: the GPU where there is one
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU where there is one
     channels_last: bool = True  # memory format of images and convolutions, on CPUs too
     compile: Compile = "no"  # torch.compile of each block, or of the whole network
     cuda_graph: bool = False  # a whole update as one CUDA graph (one GPU)
@@ -115,7 +115,10 @@ class Recipe:
                     f"recipe: lr_scales[{pattern!r}]={scale} must not be negative; 0 freezes what matches."
                 )
         if self.warmup_epochs > self.epochs:
-            raise ValueError(f"recipe: warmup_epochs={self.warmup_epochs} must be at most epochs={self.epochs}.")
+            raise ValueError(
+                f"recipe: warmup_epochs={self.warmup_epochs} must be at most epochs={self.epochs}. With so few epochs "
+                "set warmup_epochs too; 0 is none."
+            )
         if (self.mixup or self.cutmix) and self.batch % 2:
             raise ValueError(f"recipe: batch={self.batch} must be even with mixup or cutmix, which pair its images.")
         if self.settle == 1:
