@@ -220,6 +220,7 @@ def test_large_images_are_left_alone() -> None:
 def test_a_deterministic_recipe_has_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """They add up by atomics, in whichever order programs come."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     block, gpu = make_block(16, 8, {}), torch.device("cuda")
     assert fused.chooses(block, gpu)

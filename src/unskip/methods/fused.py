@@ -14,7 +14,7 @@ from torch.nn.modules import module as nn_module
 
 from unskip.coders import Coder, CoderRef
 from unskip.methods.centred import CentredConv2d
-from unskip.methods.modes import TRITON, differentiates_backwards
+from unskip.methods.modes import TRITON, differentiates_backwards, modern
 from unskip.methods.spec import hooked
 
 if TYPE_CHECKING:
@@ -74,10 +74,9 @@ def chooses(block: nn.Module, device: torch.device) -> bool:
     """Whether a block trains by the kernels on a device, under bfloat16 autocast and channels last."""
     from unskip.methods.pnnh import PNNHBlock
 
-    if device.type != "cuda" or not isinstance(block, PNNHBlock) or not TRITON:
+    if device.type != "cuda" or not isinstance(block, PNNHBlock) or not TRITON or not modern(device):
         return False
-    new_enough = torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (8, 0)
-    return new_enough and not torch.are_deterministic_algorithms_enabled() and layers_of(block) is not None
+    return not torch.are_deterministic_algorithms_enabled() and layers_of(block) is not None
 
 
 def suited(block: "PNNHBlock", x: Tensor) -> Layers | None:

@@ -17,8 +17,9 @@ def has_kernels_for(x: Tensor) -> bool:
 
 
 def modern(device: torch.device) -> bool:
-    """Whether this is a GPU from Ampere on, and is there: a fake tensor's need not be."""
-    return torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (8, 0)
+    """Whether this is an NVIDIA GPU from Ampere on, and is there: a fake tensor's need not be."""
+    nvidia = torch.version.cuda is not None and torch.cuda.is_available()
+    return nvidia and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @torch.compiler.assume_constant_result  # a compiler asks once, where it traces; it traces anew under other transforms
