@@ -250,3 +250,54 @@ def test_lean_on_the_meta_device() -> None:
 
     counts = [work(pair("vanilla", block, train=True)[1], (2, 3, 8, 8), train=True) for block in ("fast", "lean")]
     assert counts[0] == counts[1]
+
+
+class Gated(nn.Module):
+    """Keeps two tensors of its input's shape, neither of which is that or its output."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - 1) * (2 * x).sigmoid()
+
+
+IN_PLACE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.SiLU, nn.Hardswish, nn.Mish, nn.ELU, nn.CELU)
+ACTIVATIONS = [kind(inplace=inplace) for kind in IN_PLACE for inplace in (False, True)]
+
+
+@pytest.mark.parametrize("act", [*ACTIVATIONS, nn.GELU(), nn.Tanh(), Gated()], ids=str)
+def test_lean_with_any_activation(act: nn.Module) -> None:
+    """What autograd keeps differs: input, output, a copy of what was overwritten, or something between."""
+    lean = LeanSequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), act, nn.Conv2d(8, 4, 3)).double()
+    plain = nn.Sequential(*copy.deepcopy(lean))
+    assert_equal(plain, lean, lean, torch.randn(4, 3, 8, 8, dtype=torch.float64))
+
+
+def test_lean_leaves_out_an_activation_by_chance() -> None:
+    """The noise of a second call would be another one."""
+    layers = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.RReLU(), nn.Conv2d(8, 4, 3))
+    lean, plain = LeanSequential(*layers), nn.Sequential(*copy.deepcopy(layers))
+    x, found = torch.randn(4, 3, 8, 8), []
+    for network in (lean, plain):
+        torch.manual_seed(1)
+        network(x).square().sum().backward()
+        found.append([p.grad for p in network.parameters()])
+    torch.testing.assert_close(found[0], found[1])
+
+
+class Rounded(nn.Module):
+    """Computes in the precision that autocast says."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv2d(x, torch.eye(8)[..., None, None]).relu()
+
+
+def test_lean_computes_again_in_the_precision_of_the_forward_pass() -> None:
+    """Backward passes run outside of autocast, where this activation would refuse what it reads."""
+    layers = (nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), Rounded(), nn.Conv2d(8, 4, 3))
+    lean, plain = LeanSequential(*layers), nn.Sequential(*copy.deepcopy(layers))
+    x, found = torch.randn(4, 3, 8, 8), []
+    for network in (lean, plain):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = network(x)
+        y.float().square().sum().backward()
+        found.append([p.grad for p in network.parameters()])
+    torch.testing.assert_close(found[0], found[1])

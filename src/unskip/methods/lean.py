@@ -7,6 +7,7 @@ is marked, and the compiler decides; in eager the tensors that autograd would ke
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ def run(layers: list[nn.Module], x: Tensor) -> Tensor:
 def repeatable(layers: list[nn.Module]) -> bool:
     """A norm, of this batch, and one activation, both without chance."""
     norm, act = layers
-    if isinstance(act, nn.modules.dropout._DropoutNd):
+    if isinstance(act, nn.modules.dropout._DropoutNd | nn.RReLU):
         return False
     known = type(norm) in STATELESS or (type(norm) in BATCH_NORMS and norm.training)
     return known and torch.is_grad_enabled() and differentiates_backwards()
@@ -73,49 +74,88 @@ def normed(between: list[nn.Module], conv: nn.Module, u: Tensor) -> Tensor:
     v = norm(u)
     recipe = _Recipe(norm, act, u.detach())
     # Numbers, not the tensors: autograd holds these functions, and with them whatever they refer to.
-    address, like = v.data_ptr(), (v.shape, v.dtype)
+    read = place(v)
+    by_act: list[_Kept] = []
 
-    def by_act(tensor: Tensor) -> Any:
-        # An activation keeps what it reads or what it gives; in place these are one, and either has the same gradient.
-        if (tensor.shape, tensor.dtype) != like:
-            return tensor
-        return recipe.normed if tensor.data_ptr() == address else recipe.activated
+    def wait(tensor: Tensor) -> Any:
+        by_act.append(_Kept(tensor))
+        return by_act[-1]
 
-    with saved_tensors_hooks(by_act, made):
+    with saved_tensors_hooks(wait, made):
         a = act(v)
-    read = a.data_ptr()
+    written = place(a)
+    # An activation keeps what it reads, what it gives, or something between, which stays: in place many keep a copy of
+    # what they have read.
+    for kept in by_act:
+        kept.replace({read: recipe.normed, written: recipe.activated})
+    by_act.clear()
 
     def by_conv(tensor: Tensor) -> Any:
-        # By its shape too, for on the meta device all addresses are 0.
-        same = tensor.data_ptr() == read and (tensor.shape, tensor.dtype) == like
-        return recipe.keep if same else tensor
+        kept = _Kept(tensor)
+        kept.replace({written: recipe.keep})
+        return kept
 
     with saved_tensors_hooks(by_conv, made):
         return conv(a)
 
 
-def made(kept: Tensor | Callable[[], Tensor]) -> Tensor:
-    return kept if isinstance(kept, Tensor) else kept()
+Place = tuple[int, torch.Size, torch.dtype]
+
+
+def place(tensor: Tensor) -> Place:
+    """Which tensor it is. By its shape too, for on the meta device all addresses are 0."""
+    return tensor.data_ptr(), tensor.shape, tensor.dtype
+
+
+class _Kept:
+    """A tensor for the backward pass, or a way to make it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.what: Tensor | Callable[[], Tensor] = tensor
+
+    def replace(self, ways: dict[Place, Callable[[], Tensor]]) -> None:
+        """Lets the tensor go, if there is a way to make it."""
+        assert isinstance(self.what, Tensor)
+        self.what = ways.get(place(self.what), self.what)
+
+
+def made(kept: _Kept) -> Tensor:
+    return kept.what if isinstance(kept.what, Tensor) else kept.what()
 
 
 class _Recipe:
-    """How to make again what was not kept. Modules are run by `forward`, past the hooks of whoever is watching."""
+    """How to make again what was not kept. Modules are run by `forward`, past the hooks of whoever is watching.
+
+    They run in the precision of the forward pass: a backward pass is outside of its autocast.
+    """
 
     def __init__(self, norm: nn.Module, act: nn.Module, u: Tensor) -> None:
         self.norm, self.act, self.u = norm, act, u
         self.ready: Tensor | None = None  # what the convolution has asked for a moment ago, for the activation
+        kind = u.device.type
+        mixed = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        self.mixed = torch.get_autocast_dtype(kind) if mixed else None
+
+    def as_before(self) -> AbstractContextManager[object]:
+        if self.mixed is None:
+            return nullcontext()
+        return torch.autocast(self.u.device.type, self.mixed, cache_enabled=False)
 
     @torch.no_grad()
     def normed(self) -> Tensor:
         norm = self.norm
         if isinstance(norm, BATCH_NORMS):
             return F.batch_norm(self.u, None, None, norm.weight, norm.bias, training=True, eps=norm.eps)
-        return norm.forward(self.u)
+        with self.as_before():
+            return norm.forward(self.u)
 
     @torch.no_grad()
     def activated(self) -> Tensor:
         ready, self.ready = self.ready, None
-        return self.act.forward(self.normed()) if ready is None else ready
+        if ready is not None:
+            return ready
+        with self.as_before():
+            return self.act.forward(self.normed())
 
     def keep(self) -> Tensor:
         self.ready = self.activated()
