@@ -73,6 +73,22 @@ def test_a_comparison_needs_two(words: list[str], says: str) -> None:
         Comparison(words, Setting(**QUICK))
 
 
+def test_a_size_that_a_network_does_not_take_is_refused_before_the_work() -> None:
+    with pytest.raises(
+        ValueError, match=r"'resnet20' can't take a batch of shape \(1, 3, 1, 1\): Expected more than 1"
+    ):
+        Comparison(["resnet20", "pnnh_resnet20"], Setting(size=1, batch=1))
+
+
+def test_a_folder_that_is_a_file_is_said(tmp_path: Path) -> None:
+    comparison = Comparison(["resnet20", "pnnh_resnet20"], Setting(size=8, batch=2))
+    (tmp_path / "there").touch()
+    with pytest.raises(
+        ValueError, match=r"bench: the folder .*there can't be written: File exists\. Choose another one"
+    ):
+        write(comparison, tmp_path / "there")
+
+
 def test_one_network_that_fails_does_not_take_the_others_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     comparison = Comparison(["resnet20", "plain_resnet20"], Setting(**QUICK, compiled=False, infer=False))
     comparison.networks["resnet20"].fc.in_features = -1

@@ -6,13 +6,14 @@ from unskip.bench import Setting, parse_bytes
 
 
 @pytest.mark.parametrize(
-    ("text", "bytes_"), [("8GiB", 8 * 2**30), ("500 MB", 500_000_000), ("1.5kib", 1536), ("1e9", 10**9), ("12b", 12)]
+    ("text", "bytes_"),
+    [("8GiB", 8 * 2**30), ("500 MB", 500_000_000), ("1.5kib", 1536), ("1e9", 10**9), ("12b", 12), (".5kb", 500)],
 )
 def test_amounts_of_memory(text: str, bytes_: int) -> None:
     assert parse_bytes(text) == bytes_
 
 
-@pytest.mark.parametrize("text", ["", "8 G", "GiB", "1.2.3GiB", "-1MB", "8XiB"])
+@pytest.mark.parametrize("text", ["", "8 G", "GiB", "1.2.3GiB", "-1MB", "8XiB", ".", ".GiB", "1e999"])
 def test_what_is_no_amount_of_memory(text: str) -> None:
     with pytest.raises(ValueError, match="is no amount of memory; write it like"):
         parse_bytes(text)

@@ -156,6 +156,13 @@ def test_shared_modules_have_one_line_for_each_run() -> None:
     assert [layer.path for layer in check.layers] == ["0", "1", "2", "1 (2)"]
 
 
+class Silent(nn.Module):
+    """Refuses its input as timm's networks refuse an image of another size, and says less."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise AssertionError
+
+
 @pytest.mark.parametrize(
     ("a", "b", "example", "message"),
     [
@@ -170,6 +177,7 @@ def test_shared_modules_have_one_line_for_each_run() -> None:
         (nn.Identity(), nn.Identity(), [1.0], r"verify: example=\[1.0\] must be a batch"),
         (nn.Identity(), nn.Flatten(), IMAGES, r"a gives \(2, 3, 9, 8\) and b gives \(2, 216\)"),
         (nn.Identity(), nn.Linear(5, 2), IMAGES, r"verify: b \(Linear\) can't run in float64 on .*\(2, 3, 9, 8\)"),
+        (nn.Identity(), Silent(), IMAGES, r"verify: b \(Silent\) can't run in float64 on .*: AssertionError\."),
         (nn.Identity(), nn.LSTM(8, 2), IMAGES[0], r"verify: b \(LSTM\) does not return one tensor"),
         (nn.Linear(2, 2, device="meta"), nn.Identity(), IMAGES, "verify: a network on the meta device"),
     ],

@@ -68,3 +68,11 @@ def test_wrong_arguments_get_a_sentence() -> None:
     with pytest.raises(ValueError, match="cost: 'CifarResNet' is in training mode"):
         cost(cifar_resnet(8))
     assert "unknown" in str(cost(nn.Sequential(nn.Conv2d(3, 64, 300), timm.models.resnet.BasicBlock(64, 64)).eval()))
+
+
+def test_norms_without_gain_and_bias_are_counted_too() -> None:
+    """On the meta device nothing says whether a network was trained."""
+    net = cifar_resnet(8)
+    for block in (*net.layer1, *net.layer2, *net.layer3):
+        block.bn1 = nn.BatchNorm2d(block.bn1.num_features, affine=False)
+    assert cost(net, "pnnh").growth < 1

@@ -19,6 +19,7 @@ class Reads(nn.Module):
         super().__init__()
         self.stem, self.block, self.before = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1), before
         self.relu, self.pool, self.norm = nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1), nn.BatchNorm2d(4)
+        self.larger, self.overshooting = (nn.Upsample(scale_factor=2, mode=mode) for mode in ("bilinear", "bicubic"))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.block(self.before(self, self.stem(x)))
@@ -52,6 +53,8 @@ def branches(net: Reads, x: Tensor) -> Tensor:
         (lambda net, x: net.relu(x) - 1, False),
         (lambda net, x: F.leaky_relu(x), False),
         (lambda net, x: net.pool(x), False),
+        (lambda net, x: net.larger(net.relu(x)), True),
+        (lambda net, x: net.overshooting(net.relu(x)), False),
         (overwritten, False),
         (overwritten_by_operator, False),
         (branches, False),

@@ -123,6 +123,18 @@ def test_small_folders_are_held_as_arrays(tmp_path: Path) -> None:
     assert isinstance(make_feed(data, recipe.replace(cache_gib=1e-6), device=CPU), WorkerFeed)
 
 
+def test_a_folder_is_tested_on_the_same_images_wherever_they_are_held(tmp_path: Path) -> None:
+    recipe = Recipe(dataset="imagefolder", batch=4, image_size=12, test_crop=0.75, workers=0)
+    data = load(recipe, write_folder(tmp_path))
+    feeds = [make_feed(data, recipe.replace(cache_gib=gib), device=CPU) for gib in (8, 1e-6)]
+    assert [type(each) for each in feeds] == [DeviceFeed, WorkerFeed]
+    for part in ("val", "test"):
+        held, read = (torch.cat([x for x, _, _ in each.evaluation(getattr(each.data, part))]) for each in feeds)
+        assert torch.equal(held, read)
+    held, read = (next(each.batches(0, 0))[0] for each in feeds)
+    assert torch.equal(held, read)
+
+
 def test_test_transform_is_resize_and_centre_crop(tmp_path: Path) -> None:
     root = write_folder(tmp_path)
     recipe = Recipe(dataset="imagefolder", image_size=14, test_crop=0.875)

@@ -173,6 +173,57 @@ def test_seeds_differ(tmp_path: Path) -> None:
     assert losses(tmp_path / "0")[0] != losses(tmp_path / "1")[0]
 
 
+def test_a_run_leaves_no_trace_in_network_and_flags(tmp_path: Path) -> None:
+    """Accelerate's mixed precision gives a network another `forward`; determinism has a flag more for warnings."""
+    network = norm_net(10, 1)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        run(SMALL.replace(epochs=1, precision="bf16"), network=network, out=tmp_path, silent=True)
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not {"forward", "_original_forward"} & set(vars(network))
+    x = torch.randn(2, 1, 8, 8)
+    step_by_step = x
+    for layer in network.eval():
+        step_by_step = layer(step_by_step)
+    assert torch.equal(network(x), step_by_step)
+
+
+class Refuses(nn.Linear):
+    """Asks for something without a word."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError
+
+
+class Two(nn.Linear):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, x
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (Refuses(2, 2), r"can't read images of shape \(1, 8, 8\) \(C, H, W\): AssertionError\."),
+        (Two(2, 2), r"returns a tuple, no tensor, for one image; \(1, 10\) is expected"),
+        (nn.Flatten(), "Flatten has no parameters, so there is nothing to train"),
+        ("resnet20", r"network='resnet20' is not an nn\.Module; a name goes into the recipe"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_said_before_anything_is_written(
+    tmp_path: Path, network: nn.Module, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(SMALL, network=network, out=tmp_path / "run", silent=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_no_recipe_is_said() -> None:
+    with pytest.raises(ValueError, match=r"recipe=\{'lr': 0.1\} must be a Recipe, the name of one"):
+        run({"lr": 0.1})  # type: ignore[arg-type]
+
+
 def test_penalties_enter_the_loss(tmp_path: Path) -> None:
     network = norm_net(10, 1)
     first = Orthogonal(0.1)(network).item()

@@ -72,6 +72,11 @@ def test_toml_round_trip(tmp_path: object) -> None:
     assert load_recipe(file, lr=0.5) == recipe.replace(lr=0.5)
 
 
+def test_what_toml_has_no_word_for_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"options\['hidden'\]=None can't be written down.*leave it out"):
+        Recipe(method="pnnh", options={"hidden": None})
+
+
 def test_overrides_from_a_command_line() -> None:
     changes = parse_overrides(
         ["--lr", ".05", "--weight-decay=1e-4", "--nesterov", "--cuda-graph", "true", "--milestones", "[120, 160]",

@@ -14,10 +14,12 @@ import torch
 
 from unskip.bench.compiling import Job, cause, compile_ahead, make_forms, read
 from unskip.bench.floor import Rates, Work, measure_rates, work
-from unskip.bench.networks import AS_TRAINED, check_outputs, common_input, load
+from unskip.bench.networks import AS_TRAINED, Contender, check_outputs, common_input, load
 from unskip.bench.runner import Reading, Runner, tuned
 from unskip.bench.setting import Case, Mode, Setting
+from unskip.measures.refusals import RUN_ERRORS, reason
 from unskip.models.about import frozen_weights
+from unskip.train.loading import Shape
 
 Say = Callable[[str], None]
 
@@ -61,7 +63,7 @@ class Comparison:
         contenders = [load(word) for word in words]
         self.networks = {c.name: c.network for c in contenders}
         shape = common_input(contenders, setting.size)
-        self.work = {c.name: work(c.network, (setting.images, *shape), train=setting.train) for c in contenders}
+        self.work = {c.name: self._counted(c, shape) for c in contenders}
         check_outputs(contenders, {name: found.output for name, found in self.work.items()})
         self.reading = Reading(shape=shape, classes=self.work[words[0]].output[-1])
         self.rates: Rates | None = None
@@ -70,6 +72,16 @@ class Comparison:
         self.paths: dict[tuple[str, Mode, str], Path] = {}  # files of networks, by name, mode and form
 
     # ------------------------------------------------------------ preparing
+
+    def _counted(self, contender: Contender, shape: Shape) -> Work:
+        batch = (self.setting.images, *shape)
+        try:
+            return work(contender.network, batch, train=self.setting.train)
+        except RUN_ERRORS as error:
+            raise ValueError(
+                f"bench: {contender.name!r} can't take a batch of shape {batch}: {reason(error)}. Give another --size "
+                "or --batch."
+            ) from error
 
     def cases(self) -> list[list[Case]]:
         """What is timed, in groups whose rounds are interleaved: training and inference, eager and compiled."""

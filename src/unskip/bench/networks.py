@@ -11,6 +11,7 @@ from timm.models._efficientnet_blocks import InvertedResidual
 from torch import nn
 
 from unskip.coders import CheapCoder
+from unskip.measures.refusals import reason
 from unskip.methods.depthwise import TOPS, JoinedSequential
 from unskip.methods.spec import hooked
 from unskip.methods.stem import quicken_stem
@@ -56,14 +57,18 @@ def load(word: str) -> Contender:
     try:
         with seeded(0):
             network = create_model(name, **options)
-    except TypeError as error:  # what Python says of an argument that nobody knows
+    except ValueError as error:  # of an argument that nobody knows, among others
         for part in QUICKEN:
             if part in options:
                 raise ValueError(
                     f"bench: {part}={options[part]} in {word!r} is not known; there is {part}={FAST}, and without the "
                     "option the network is as it is."
                 ) from error
-        raise ValueError(f"bench: {name!r} can't be built with {rest!r}: {error}. Leave that option out.") from error
+        raise
+    except TypeError as error:
+        raise ValueError(
+            f"bench: {name!r} can't be built with {rest!r}: {reason(error)}. Leave that option out."
+        ) from error
     for part in fast:
         quicken, what = QUICKEN[part]
         if not quicken(network):

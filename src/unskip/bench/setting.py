@@ -85,7 +85,7 @@ class Case:
 
 def parse_bytes(text: str) -> int:
     """'8GiB', '500 MB' or '1e9' as a number of bytes."""
-    match = re.fullmatch(r"([\d.]+(?:e\d+)?)\s*([kmgt]?i?b|)", text.strip().lower())
-    if match is None or match[2] not in UNITS or match[1].count(".") > 1:
+    match = re.fullmatch(r"((?:\d+\.?\d*|\.\d+)(?:e\d\d?)?)\s*([kmgt]?i?b|)", text.strip().lower())
+    if match is None or match[2] not in UNITS:
         raise ValueError(f"bench: {text!r} is no amount of memory; write it like 8GiB or 500MB.")
     return int(float(match[1]) * UNITS[match[2]])

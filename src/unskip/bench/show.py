@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from unskip.bench.compare import Comparison
+from unskip.ship.files import explained
 
 INK, GRID = "#1f2937", "#e5e7eb"
 COLOURS = ("#8a8a8a", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00")  # Okabe and Ito's; grey is the reference
@@ -101,11 +102,12 @@ def _number(value: float | None, how: str) -> str:
 
 def write(comparison: Comparison, folder: Path, *, picture: bool = True) -> None:
     """bench.json, and bench.png once there is a ratio to draw."""
-    folder.mkdir(parents=True, exist_ok=True)
     found = comparison.to_dict()
-    (folder / "bench.json").write_text(json.dumps(found, indent=1) + "\n")
-    if picture and any(line["ratio"]["speed"] is not None for line in found["rows"]):
-        draw(found, folder / "bench.png")
+    with explained("the folder", folder, command="bench", way_out="Choose another one (--out)."):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "bench.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        if picture and any(line["ratio"]["speed"] is not None for line in found["rows"]):
+            draw(found, folder / "bench.png")
 
 
 def draw(found: dict[str, Any], path: Path) -> None:

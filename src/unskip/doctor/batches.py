@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import pil_to_tensor
 
+from unskip.measures.refusals import reason
 from unskip.measures.state import preserved
 from unskip.train.feed import open_image
 from unskip.train.loading import Shape, Subject
@@ -170,10 +171,9 @@ def _try_out(subject: Subject, images: Tensor) -> int | None:
         with preserved(network), torch.no_grad(), torch.compiler.set_stance("force_eager"):
             output = network.eval()(images[:2])
     except Exception as error:  # any network may fail in its own way
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         how = "That shape is a guess; say" if subject.guessed else "Say"
         raise ValueError(
-            f"doctor: {subject.name} can't read a batch of shape {_by(tuple(images[:2].shape))}: {reason}. {how} the "
-            "shape of one input with --input-size, for instance 3x32x32."
+            f"doctor: {subject.name} can't read a batch of shape {_by(tuple(images[:2].shape))}: {reason(error)}. "
+            f"{how} the shape of one input with --input-size, for instance 3x32x32."
         ) from error
     return output.shape[1] if isinstance(output, Tensor) and output.dim() == 2 else None

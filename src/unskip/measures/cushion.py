@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from unskip.measures.blocks import Block, blocks_of
 from unskip.measures.kinds import by_sample
 from unskip.measures.probe import Family, Layer, Probe, sample_axis
+from unskip.measures.refusals import reason
 from unskip.measures.series import About, Findings
 
 NAN = float("nan")
@@ -172,7 +173,7 @@ def interlayer(probe: Probe) -> tuple[dict[Block, Estimate], tuple[str, ...]]:
         try:
             cushion, spread = interlayer_cushion(block, x.detach(), coupled=couples(block), seed=probe.seed)
         except (RuntimeError, NotImplementedError, TypeError) as error:
-            missing[block.name] = str(error).strip().splitlines()[0].rstrip(".")
+            missing[block.name] = reason(error)
             return
         value, error_of_mean = mean_of(cushion)
         estimated = spread[spread.isfinite()].square().sum().sqrt().item() / max(len(cushion), 1)
@@ -182,10 +183,10 @@ def interlayer(probe: Probe) -> tuple[dict[Block, Estimate], tuple[str, ...]]:
         probe.run(*probe.part(samples))
     if not missing:
         return found, ()
-    name, reason = next(iter(missing.items()))
+    name, why = next(iter(missing.items()))
     return found, (
         f"The interlayer cushion of {len(missing)} of {len(blocks)} blocks is not measured, that of {name!r} because "
-        f"{reason}.",
+        f"{why}.",
     )
 
 

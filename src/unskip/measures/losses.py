@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unskip.measures.kinds import floating_in
+from unskip.measures.refusals import reason
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -47,12 +48,12 @@ def loss_of(output: Any, target: Any, loss: Loss | None, samples: int, seed: int
         try:
             if not target.is_floating_point() and y.ndim >= 2:
                 return F.cross_entropy(y, target.long()), "The loss is cross-entropy on the given targets."
-            reason = "it is neither class numbers nor a tensor of the output's shape"
+            why = "it is neither class numbers nor a tensor of the output's shape"
         except (RuntimeError, ValueError, IndexError) as error:
-            reason = str(error).strip().splitlines()[0].rstrip(".")
+            why = reason(error)
         raise ValueError(
             f"measure: target of shape {tuple(target.shape)} and type {target.dtype} does not fit the output of shape "
-            f"{tuple(y.shape)}: {reason}. Give class numbers (B,), a tensor like the output, or a loss."
+            f"{tuple(y.shape)}: {why}. Give class numbers (B,), a tensor like the output, or a loss."
         )
     if target is not None:
         raise ValueError(

@@ -6,7 +6,7 @@ is what it is (SeqNet, PlainNet, the simplified networks).
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,10 +63,9 @@ class Entry:
                 build, self.name, pretrained=pretrained, feature_cfg=dict(self.feature_cfg), **kwargs
             )
         except TypeError as error:
-            unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-            if unknown is None or unknown[1] not in kwargs:
+            wrong = unexpected(error, kwargs)
+            if not wrong:
                 raise
-            wrong = unknown[1]
         known = [*TIMM_OPTIONS, *known, *self.options]
         raise ValueError(f"create_model: {self.name!r} has no argument {wrong!r}.{nearest(wrong, known)}")
 
@@ -92,6 +91,12 @@ class Entry:
                 f"{', '.join(changed)} would make another network. Leave that out, or pretrained=True."
             )
         return {**ours, **(pretrained_cfg_overlay or {})}
+
+
+def unexpected(error: TypeError, arguments: Collection[str]) -> str:
+    """Which of these arguments Python says that nobody takes; '' where the error is about something else."""
+    found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    return found[1] if found is not None and found[1] in arguments else ""
 
 
 ENTRIES: dict[str, Entry] = {}
@@ -220,4 +225,10 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Modul
             f"create_model: there is no network named {name!r}.{nearest(name, list(ENTRIES))} "
             "`unskip models` lists them."
         )
-    return timm.create_model(name, pretrained=pretrained, **kwargs)
+    try:
+        return timm.create_model(name, pretrained=pretrained, **kwargs)
+    except TypeError as error:
+        wrong = unexpected(error, kwargs)
+        if not wrong:
+            raise
+    raise ValueError(f"create_model: {name!r}, which timm builds, has no argument {wrong!r}; leave it out.")

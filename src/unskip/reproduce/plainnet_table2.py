@@ -222,7 +222,7 @@ def table(final: list[dict[str, Any]]) -> str:
 def kept(file: Path, settings: dict[str, Any], make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """What a step gave, from its file where it is there; a file of other settings is refused."""
     if file.is_file():
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_text(encoding="utf-8"))
         if found["settings"] != settings:
             raise ValueError(
                 f"plainnet-table2: {file} is of other settings ({found['settings']}). Choose another folder (--out), "
@@ -232,7 +232,7 @@ def kept(file: Path, settings: dict[str, Any], make: Callable[[], list[dict[str,
     results = make()
     file.parent.mkdir(parents=True, exist_ok=True)
     half = file.with_suffix(".part")
-    half.write_text(json.dumps({"settings": settings, "results": results}))
+    half.write_text(json.dumps({"settings": settings, "results": results}), encoding="utf-8")
     half.replace(file)
     return results
 
@@ -254,7 +254,7 @@ def table2(config: Table2, folder: Path) -> Outcome:
     def say(words: str) -> None:
         log.append(f"[{time.perf_counter() - began:6.1f} s] {words}")
         console.print(log[-1], markup=False)
-        with open(logs, "a") as file:
+        with open(logs, "a", encoding="utf-8") as file:
             file.write(log[-1] + "\n")
 
     rows, base = config.chosen(), config.recipe()

@@ -110,12 +110,14 @@ def reproduce(name: str, *, out: Path, record: Path | None = None, **fields: Any
     }
     numbers = record / ("results.json" if entry.trains else f"{name}.json")
     numbers.write_text(
-        json.dumps(about | {"findings": outcome.lines, "numbers": outcome.numbers}, indent=1, default=str)
+        json.dumps(about | {"findings": outcome.lines, "numbers": outcome.numbers}, indent=1, default=str),
+        encoding="utf-8",
     )
     files = [numbers]
     if outcome.readme:
         readme = record / "README.md"
-        readme.write_text("\n".join((f"# {entry.source}: {entry.shows}", "", *outcome.readme)) + "\n")
+        text = "\n".join((f"# {entry.source}: {entry.shows}", "", *outcome.readme)) + "\n"
+        readme.write_text(text, encoding="utf-8")
         files.insert(0, readme)
     if entry.trains and record != out and (out / "logs").is_dir():
         shutil.copytree(out / "logs", record / "logs", dirs_exist_ok=True)

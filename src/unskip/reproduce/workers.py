@@ -113,7 +113,7 @@ class Crew:
             with self.lock:
                 if self.stopping:
                     return None
-                file.write_text(recipe.to_toml())
+                file.write_text(recipe.to_toml(), encoding="utf-8")
                 # In a session of its own, so that Ctrl-C reaches it once, through us.
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -121,7 +121,8 @@ class Crew:
                 self.processes.append(process)
             code = process.wait()
         if code == DIVERGED:
-            (file.with_suffix("") / "diverged.txt").write_text(f"{last_line(self.folder, name)}\n")
+            last = f"{last_line(self.folder, name)}\n"
+            (file.with_suffix("") / "diverged.txt").write_text(last, encoding="utf-8")
         return None if self.stopping else code
 
     def stop(self) -> None:
@@ -164,10 +165,11 @@ def finished(folder: Path, name: str) -> Finished | None:
         return Finished(name=name, test_error=None, val_error=None, parameters=None, seconds=0.0)
     if not (run / "result.json").is_file():
         return None
-    result = json.loads((run / "result.json").read_text())
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     return Finished(name=name, **{key: result[key] for key in ("test_error", "val_error", "parameters", "seconds")})
 
 
 def last_line(folder: Path, name: str) -> str:
-    lines = (folder / "logs" / f"{name}.txt").read_text(errors="replace").strip().splitlines()
+    text = (folder / "logs" / f"{name}.txt").read_text(encoding="utf-8", errors="replace")
+    lines = text.strip().splitlines()
     return lines[-1] if lines else "it printed nothing"

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from unskip.measures.refusals import RUN_ERRORS, reason
 from unskip.measures.state import unwrap
 from unskip.methods.registry import method_name
 from unskip.ship.files import check_free, write_atomically
@@ -173,10 +174,10 @@ def _check_example(network: nn.Module, example: Tensor) -> Tensor:
     try:
         with torch.no_grad():
             output = network(example.clone())
-    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except RUN_ERRORS as error:
         raise ValueError(
-            f"export: {type(network).__name__} can't run on an example of shape {tuple(example.shape)}: {reason}"
+            f"export: {type(network).__name__} can't run on an example of shape {tuple(example.shape)}: "
+            f"{reason(error)}."
         ) from error
     if not isinstance(output, Tensor) or not output.dim() or len(output) != len(example):
         raise ValueError(
@@ -240,9 +241,8 @@ def _traced(network: nn.Module, example: Tensor) -> torch.export.ExportedProgram
         with quiet(), torch.no_grad():
             program = torch.export.export(network, (example.clone(),), dynamic_shapes=(free,))
     except Exception as error:  # torch.export has errors of many kinds
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
-            f"export: torch.export can't follow {type(network).__name__} with a free batch: {reason}"
+            f"export: torch.export can't follow {type(network).__name__} with a free batch: {reason(error)}."
         ) from error
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of the machine that it was made on
@@ -379,8 +379,9 @@ def _onnx_model(program: torch.export.ExportedProgram, opset: int) -> Any:
                 )
             model = written.model_proto
     except torch.onnx.errors.OnnxExporterError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"export: PyTorch can't write this network as ONNX with opset {opset}: {reason}") from error
+        raise ValueError(
+            f"export: PyTorch can't write this network as ONNX with opset {opset}: {reason(error)}."
+        ) from error
     found = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     if found != opset:
         raise ValueError(
@@ -443,7 +444,6 @@ def onnx_runner(model: bytes) -> Run:
     try:
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own kinds
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"export: onnxruntime can't read what was written: {reason}") from error
+        raise ValueError(f"export: onnxruntime can't read what was written: {reason(error)}.") from error
     (name,) = (entry.name for entry in session.get_inputs())
     return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])

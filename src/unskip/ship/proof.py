@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from unskip.measures.refusals import RUN_ERRORS, reason
 from unskip.ship.verify import TOLERANCE, Check, in_words, verify
 
 EXACT = 1e-9  # relative error in float64 that an exact rewriting stays below
-RUN_ERRORS = (RuntimeError, ValueError, AssertionError, IndexError, TypeError)  # of a network on a wrong input
 FLOAT32_EPS_RATIO = 2.0**-29  # float64's rounding, relative to that of float32
 
 
@@ -81,7 +81,7 @@ def find_example(where: str, network: nn.Module, example: Tensor | None) -> Tens
                 network(x.clone())
         except RUN_ERRORS as error:
             raise ValueError(
-                f"{where}: {type(network).__name__} can't run on an example of shape {tuple(x.shape)}: {error}"
+                f"{where}: {type(network).__name__} can't run on an example of shape {tuple(x.shape)}: {reason(error)}."
             ) from error
         return x
     generator = torch.Generator("cpu").manual_seed(0)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from unskip.measures.refusals import RUN_ERRORS, reason
 from unskip.measures.state import preserved, unwrap
 from unskip.methods.rm import RMBlock
 
@@ -252,7 +253,7 @@ def _run(network: nn.Module, x: Tensor, *, name: str, precision: Precision) -> d
         with preserved(network), torch.no_grad(), _exact(x.device):
             torch.manual_seed(0)  # both networks draw the same numbers
             network(x.clone())
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except RUN_ERRORS as error:
         problem = error
     finally:
         for handle in handles:
@@ -260,7 +261,7 @@ def _run(network: nn.Module, x: Tensor, *, name: str, precision: Precision) -> d
     if problem is not None:
         raise ValueError(
             f"verify: {name} ({type(network).__name__}) can't run in {precision} on an input of shape "
-            f"{tuple(x.shape)}: {problem}"
+            f"{tuple(x.shape)}: {reason(problem)}."
         ) from problem
     if "" not in outputs:
         raise ValueError(

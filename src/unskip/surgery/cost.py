@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from unskip.measures.refusals import RUN_ERRORS, reason
 from unskip.methods.rm import BesideNorm
 from unskip.methods.stack import replaced
 
@@ -109,10 +110,10 @@ def size(network: nn.Module, shape: tuple[int, ...], *, must_run: bool = False) 
         x = torch.empty(1, *shape, dtype=dtype, device="meta")
         with torch.no_grad(), FlopCounterMode(display=False) as flops, live:
             network(x)
-    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError) as problem:
+    except RUN_ERRORS as problem:
         if must_run:
             raise ValueError(
-                f"cost: {type(network).__name__} does not run on an input of shape {shape}: {problem}"
+                f"cost: {type(network).__name__} does not run on an input of shape {shape}: {reason(problem)}."
             ) from problem
         return Size(parameters=parameters, macs=None, memory=None)
     return Size(parameters=parameters, macs=flops.get_total_flops() // 2, memory=live.peak)

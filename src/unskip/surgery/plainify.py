@@ -236,7 +236,7 @@ def _looks_trained(block: nn.Module) -> bool:
     A block without norms tells nothing, and counts as fresh.
     """
     for norm in block.modules():
-        if not isinstance(norm, NORMS) or any(p.is_meta for p in norm.parameters()):
+        if not isinstance(norm, NORMS) or any(t.is_meta for t in (*norm.parameters(), *norm.buffers())):
             continue
         mean, gain, bias = (getattr(norm, name, None) for name in ("running_mean", "weight", "bias"))
         for state in (mean, bias):

@@ -22,6 +22,7 @@ PASSING = (
     nn.Identity, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
     nn.Dropout, nn.Dropout2d, nn.Upsample,
 )  # fmt: skip
+OVERSHOOTS = "bicubic"  # the one way to enlarge images that gives numbers beyond those it reads
 RELU = {F.relu, F.relu_, F.relu6, torch.relu, torch.relu_, torch.sigmoid, F.softplus}
 RELU_METHODS = {"relu", "relu_", "sigmoid", "abs"}
 
@@ -73,7 +74,7 @@ def nonnegative_inputs(network: nn.Module, blocks: Mapping[str, nn.Module], out_
                 return rectifies(out_acts[id(module)])
             if rectifies(module):
                 return True
-            if not isinstance(module, PASSING) or len(node.args) != 1:
+            if not isinstance(module, PASSING) or len(node.args) != 1 or getattr(module, "mode", "") == OVERSHOOTS:
                 return False
             node = node.args[0]
         return False

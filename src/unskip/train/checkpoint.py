@@ -21,6 +21,7 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
+from unskip.measures.refusals import reason
 from unskip.ship import files
 
 FORMAT = "unskip-checkpoint-1"
@@ -119,8 +120,9 @@ def read_torch_file(path: Path, *, command: str = "train", way_out: str = START_
             f"That would be code, and is not run. {way_out}"
         ) from error
     except (RuntimeError, EOFError, KeyError, AttributeError, IndexError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{command}: {path} is no checkpoint of unskip, or damaged: {reason} {way_out}") from error
+        raise ValueError(
+            f"{command}: {path} is no checkpoint of unskip, or damaged: {reason(error)}. {way_out}"
+        ) from error
 
 
 def check_same(found: dict[str, Any], asked: dict[str, Any], what: str, path: Path) -> None:

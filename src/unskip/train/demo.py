@@ -186,7 +186,7 @@ def tell(seed: int, out: Path, show: Callable[[dict[str, Track]], None]) -> Stor
     try:
         for track in sorted(tracks.values(), key=lambda t: -t.epochs):  # the longest first
             with explained("the file", out / f"{track.way.key}.log"):
-                log = open(out / f"{track.way.key}.log", "w")  # noqa: SIM115 - closed below, the child has its own
+                log = open(out / f"{track.way.key}.log", "wb")  # noqa: SIM115 - closed below, the child has its own
             with log:
                 track.process = subprocess.Popen(
                     [sys.executable, "-m", *track.command], stdout=log, stderr=log, text=True, env=environment
@@ -208,9 +208,9 @@ def tell(seed: int, out: Path, show: Callable[[dict[str, Track]], None]) -> Stor
         track.follow()
         assert track.process is not None
         if track.process.returncode != 0:
-            text = (out / f"{track.way.key}.log").read_text()
+            text = (out / f"{track.way.key}.log").read_text(encoding="utf-8", errors="replace")
             raise ValueError(f"demo: `{' '.join(track.command)}` ended with code {track.process.returncode}:\n{text}")
-        track.result = json.loads((track.folder / "result.json").read_text())
+        track.result = json.loads((track.folder / "result.json").read_text(encoding="utf-8"))
     show(tracks)
     return Story(
         seed=seed,

@@ -270,16 +270,15 @@ def eval_transform(data: DataSet, recipe: Recipe) -> v2.Transform:
 
 
 def _decoded(data: DataSet, recipe: Recipe) -> DataSet:
-    """A set of files as one of arrays, each image resized and cropped to the middle once."""
+    """A set of files as one of arrays, each image resized and cropped to the middle once, as a WorkerFeed does it."""
     if data.in_memory:
         return data
-    resize = v2.Resize(data.image_size, interpolation=InterpolationMode.BICUBIC, antialias=True)
-    transform = v2.Compose([resize, v2.CenterCrop(data.image_size), v2.PILToTensor()])
+    training, testing = train_transform(data, recipe.replace(crop="none", flip=0.0)), eval_transform(data, recipe)
 
-    def decode(split: Split) -> Split:
+    def decode(split: Split, transform: v2.Transform) -> Split:
         with ThreadPoolExecutor(max(1, recipe.workers)) as pool:
             images = list(pool.map(lambda i: transform(open_image(split, i)), range(len(split))))
         return Split(torch.stack(images).permute(0, 2, 3, 1).contiguous(), split.labels)
 
-    val = None if data.val is None else decode(data.val)
-    return replace(data, train=decode(data.train), val=val, test=decode(data.test))
+    val = None if data.val is None else decode(data.val, testing)
+    return replace(data, train=decode(data.train, training), val=val, test=decode(data.test, testing))

@@ -60,7 +60,8 @@ def is_main() -> bool:
 @contextmanager
 def settled(recipe: Recipe) -> Iterator[None]:
     """Seeds and determinism for a run. Afterwards the global generators and flags are what they were."""
-    flags = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
+    benchmark, deterministic = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     with rng.seeded(recipe.seed):
         try:
@@ -70,12 +71,25 @@ def settled(recipe: Recipe) -> Iterator[None]:
                 torch.use_deterministic_algorithms(True)
             yield
         finally:
-            torch.backends.cudnn.benchmark = flags[0]
-            torch.use_deterministic_algorithms(flags[1])
+            torch.backends.cudnn.benchmark = benchmark
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
             if recipe.deterministic and workspace is None:
                 os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
             elif workspace is not None:
                 os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspace
+
+
+@contextmanager
+def own_forward(network: nn.Module) -> Iterator[None]:
+    """Accelerate gives a network another `forward` for mixed precision; afterwards it has its own again."""
+    names = ("forward", "_original_forward")
+    before = {name: vars(network)[name] for name in names if name in vars(network)}
+    try:
+        yield
+    finally:
+        for name in names:
+            vars(network).pop(name, None)
+        vars(network).update(before)
 
 
 class Stop:

@@ -109,6 +109,12 @@ class Recipe:
             value = getattr(self, name)
             if not low <= value <= high or (low == 0 and words == "above 0" and value == 0):
                 raise ValueError(f"recipe: {name}={value} must be {words}.")
+        for option, value in self.options.items():
+            if value is None:
+                raise ValueError(
+                    f"recipe: options[{option!r}]=None can't be written down, since TOML has no such value; leave it "
+                    "out, and it is what the network or method makes of that."
+                )
         for pattern, scale in self.lr_scales.items():
             if scale < 0:
                 raise ValueError(

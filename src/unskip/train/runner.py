@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from unskip.measures.refusals import RUN_ERRORS, reason
 from unskip.models import create_model
 from unskip.surgery import plainify
 from unskip.train import machine, saving, sets
@@ -80,6 +81,15 @@ def run(
         Stopped: SIGTERM or SIGINT came; the run is saved, and resume='auto' goes on with it.
         Diverged: the loss is no number any more.
     """
+    if not isinstance(recipe, str | Path | Recipe):
+        raise ValueError(
+            f"train: recipe={recipe!r} must be a Recipe, the name of one, or the path of a TOML file; a dict of fields "
+            "becomes one with Recipe(**fields)."
+        )
+    if network is not None and not isinstance(network, nn.Module):
+        raise ValueError(
+            f"train: network={network!r} is not an nn.Module; a name goes into the recipe, Recipe(network=NAME)."
+        )
     name = Path(recipe).stem if isinstance(recipe, str | Path) else recipe.network.replace(":", ".")
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     with machine.settled(recipe):
@@ -89,9 +99,10 @@ def run(
         network = build_network(recipe, data) if network is None else network
         try_out(network, data)
         folder = RunFolder(out or Path("runs") / name)
-        training = Training(accelerator, recipe, network, data, folder, penalties, constraints, silent, own)
-        training.run(resume)
-        return finish(training)
+        with machine.own_forward(network):
+            training = Training(accelerator, recipe, network, data, folder, penalties, constraints, silent, own)
+            training.run(resume)
+            return finish(training)
 
 
 def build_network(recipe: Recipe, data: DataSet) -> nn.Module:
@@ -113,21 +124,27 @@ def build_network(recipe: Recipe, data: DataSet) -> nn.Module:
 def try_out(network: nn.Module, data: DataSet) -> None:
     """Refuses a network that doesn't fit the data before anything is written."""
     shape = (1, data.channels, data.image_size, data.image_size)
-    like = next(network.parameters())
+    like = next(network.parameters(), None)
+    if like is None:
+        raise ValueError(f"train: {type(network).__name__} has no parameters, so there is nothing to train.")
     training = network.training
     network.eval()
     try:
         with torch.no_grad():
             logits = network(torch.zeros(shape, device=like.device, dtype=like.dtype))
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"train: the network can't read images of shape {shape[1:]} (C, H, W): {reason}.") from error
+    except RUN_ERRORS as error:
+        raise ValueError(
+            f"train: the network can't read images of shape {shape[1:]} (C, H, W): {reason(error)}."
+        ) from error
     finally:
         network.train(training)
-    if tuple(logits.shape) != (1, data.classes):
+    if not isinstance(logits, Tensor) or tuple(logits.shape) != (1, data.classes):
+        found = (
+            f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}, no tensor,"
+        )
         raise ValueError(
-            f"train: the network returns shape {tuple(logits.shape)} for one image; (1, {data.classes}) is expected, "
-            "one number for each class."
+            f"train: the network returns {found} for one image; (1, {data.classes}) is expected, one number for each "
+            "class."
         )
 
 

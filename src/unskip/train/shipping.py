@@ -21,7 +21,7 @@ from unskip.ship.int8 import LIMIT, Bits
 from unskip.surgery import Cost, cost, plainify
 from unskip.surgery.cost import on_meta, size
 from unskip.train import netfile
-from unskip.train.feed import Feed, make_feed
+from unskip.train.feed import DeviceFeed, Feed, Share, WorkerFeed
 from unskip.train.loading import Shape, Subject, load_network, parse_shape, save_network
 from unskip.train.recipe import Recipe
 from unskip.train.rng import seeded
@@ -274,7 +274,9 @@ def _feed(subject: Subject, word: str) -> tuple[DataSet, Feed]:
             f"export: {subject.name} reads inputs of shape {subject.input_size}, and the images of --calibrate "
             f"{word!r} have {data.channels} channels; from Python, unskip.ship.quantize takes any tensor."
         )
-    return data, make_feed(data, recipe, device=torch.device("cpu"))
+    # Of a folder of files only those are read that are asked for.
+    reads = DeviceFeed if data.in_memory else WorkerFeed
+    return data, reads(data, recipe, device=torch.device("cpu"), dtype=torch.float32, share=Share())
 
 
 def _real(feed: Feed, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
