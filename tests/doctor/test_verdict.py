@@ -143,6 +143,13 @@ def test_nothing_measured_is_doubtful() -> None:
     assert verdict.remedies
 
 
+def test_one_input_condemns_nobody() -> None:
+    """Behind a norm of one image's positions their mean is 0, and so is its gradient."""
+    verdict = judge(measure(unskip.create_model("pnnh_resnet20"), torch.randn(1, 3, 32, 32)))
+    assert verdict.fate == "doubtful"
+    assert "from a single input" in verdict.sentence
+
+
 def test_half_a_measurement_acquits_nobody_but_can_condemn() -> None:
     x, y = digits()
     torch.manual_seed(3)

@@ -170,6 +170,14 @@ def test_a_network_with_nan_gets_an_answer() -> None:
     assert any("'2' is the first whose output is not finite" in note for note in measured.notes)
 
 
+def test_a_batch_of_inference_mode_is_measured_like_any() -> None:
+    network = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
+    with torch.inference_mode():
+        batch, target = torch.randn(16, 5), torch.arange(16) % 3
+        found = measure(network, batch, target).numbers
+    assert found == measure(network, batch.clone(), target.clone()).numbers
+
+
 def test_one_sample_is_measured_in_evaluation_mode() -> None:
     network = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
     measured = measure(network, torch.randn(1, 5))

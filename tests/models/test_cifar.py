@@ -48,6 +48,13 @@ def test_option_a_and_b() -> None:
         (lambda: cifar_resnet(21), r"depth=21 must be 6n \+ 2"),
         (lambda: wide_resnet(30, 2), r"depth=30 must be 6n \+ 4"),
         (lambda: cifar_resnet(8, shortcut="C"), "shortcut='C'"),
+        (lambda: cifar_resnet(8, num_classes=-1), "num_classes=-1 must be a whole number of at least 0"),
+        (lambda: cifar_resnet(8, in_chans=0), "in_chans=0 must be a whole number of at least 1"),
+        (lambda: cifar_resnet(8, stem=0), "stem=0 must be a whole number of at least 1"),
+        (
+            lambda: cifar_resnet(8, drop_path_rate=1.0),
+            r"drop_path_rate=1.0 must be a probability, at least 0 and below",
+        ),
         (
             lambda: unskip.create_model("pnnh_resnet111"),
             "no network named 'pnnh_resnet111'. Did you mean 'pnnh_resnet11?0",

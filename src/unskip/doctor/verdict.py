@@ -92,6 +92,8 @@ def judge(measured: Measured) -> Verdict:
     broken = cannot_run(measured) or not_finite(measured)
     if broken is not None:
         return broken
+    if measured.samples == 1:
+        return undecided("Nothing can be said from a single input: layers are judged by comparing several.", AGAIN)
     rules: tuple[Callable[[Measured], Sign | None], ...] = (dissipating, singularity, exploding, vanishing, saturation)
     signs = [sign for rule in rules if (sign := rule(measured)) is not None]
     if not signs:

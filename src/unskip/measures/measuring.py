@@ -19,7 +19,7 @@ from unskip.measures import (
     weights,
 )
 from unskip.measures.losses import Loss
-from unskip.measures.probe import Family, Probe
+from unskip.measures.probe import Family, Probe, mapped
 from unskip.measures.series import Measured
 from unskip.measures.state import preserved, unwrap
 
@@ -74,6 +74,8 @@ def measure(
         raise ValueError("measure: the network has lazy parameters without a shape. Run it once on a batch first.")
     chosen = [FAMILIES[name] for name in dict.fromkeys(families)]
     with torch.inference_mode(False), preserved(network), torch.compiler.set_stance("force_eager"):
+        # Copies of what was made in inference mode, which takes no gradients.
+        batch, target = mapped((batch, target), lambda x: x.clone() if x.is_inference() else x)
         probe = Probe(network, batch, target, loss=loss, seed=seed)
         probe.collect(chosen)
         findings = [family.report(probe) for family in chosen]
@@ -83,4 +85,5 @@ def measure(
         layers=tuple(layer.info() for layer in probe.layers),
         notes=(*probe.notes, *(note for found in findings for note in found.notes)),
         failure=probe.failure,
+        samples=probe.samples,
     )

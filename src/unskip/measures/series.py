@@ -72,3 +72,4 @@ class Measured:
     layers: tuple[LayerInfo, ...]  # in order of execution
     notes: tuple[str, ...]  # how it was measured, and what could not be; whole sentences
     failure: str | None = None  # why the backward pass fails, where it does
+    samples: int | None = None  # in the batch

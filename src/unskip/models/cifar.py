@@ -195,10 +195,15 @@ class CifarResNet(CifarNet):
         super().__init__()
         if shortcut not in ("A", "B"):
             raise ValueError(f"CifarResNet: shortcut={shortcut!r} must be 'A' (no weights) or 'B' (projections).")
+        widths = check_widths(widths)
+        stem = widths[0] if stem is None else stem
+        for name, value, least in (("stem", stem, 1), ("in_chans", in_chans, 1), ("num_classes", num_classes, 0)):
+            check_count("CifarResNet", name, value, least)
+        for name, rate in (("drop_rate", drop_rate), ("drop_path_rate", drop_path_rate)):
+            if not 0 <= rate < 1:
+                raise ValueError(f"CifarResNet: {name}={rate} must be a probability, at least 0 and below 1.")
         self.num_classes = num_classes
         self.drop_rate = drop_rate
-        widths = check_widths(widths)
-        stem = stem or widths[0]
         self.conv1 = nn.Conv2d(in_chans, stem, 3, 1, 1, bias=False)
         self.bn1 = nn.Identity() if block.preact else nn.BatchNorm2d(stem)
         self.act1 = nn.Identity() if block.preact else nn.ReLU(inplace=True)
@@ -230,6 +235,11 @@ def check_widths(widths: object) -> tuple[int, ...]:
             f"CifarResNet: widths={widths} must be three whole numbers, the channels of each stage, for instance {HE}."
         )
     return given
+
+
+def check_count(name: str, field: str, value: object, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}: {field}={value!r} must be a whole number of at least {least}.")
 
 
 def cifar_resnet(depth: int, **kwargs: Any) -> CifarResNet:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unskip.methods.pnnh import check_number
+from unskip.models.cifar import check_count
 from unskip.models.named import CIFAR
 from unskip.models.registry import network
 
@@ -170,11 +171,6 @@ def _check(name: str, activation: str, slope: float, init: str, **counts: int) -
         raise ValueError(f"{name}: slope={slope} must be at least 0 and below 1; 0 is a ReLU, the paper's is 0.3.")
     for field, count in counts.items():
         check_count(name, field, count)
-
-
-def check_count(name: str, field: str, value: object, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}: {field}={value!r} must be a whole number of at least {least}.")
 
 
 # The data set of Table II, and what a network for it says of itself.

@@ -14,9 +14,9 @@ from unskip.coders import CoderBank
 from unskip.methods import BlockSpec, Seq, SeqBottle, Unsupported, method_options
 from unskip.methods.inits import Init
 from unskip.methods.seq import PreReLU, Tie
-from unskip.models.cifar import cifar_resnet
+from unskip.models.cifar import check_count, cifar_resnet
 from unskip.models.named import CIFAR, RESNET
-from unskip.models.plainnet import USPS, PlainNet, check_count, layer
+from unskip.models.plainnet import USPS, PlainNet, layer
 from unskip.models.registry import network
 from unskip.surgery import plainify, register_reader
 
