@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,10 @@ from torch.nn import functional as F
 
 from tests.train.small import SMALL, linear_net, norm_net
 from unskip.train import Diverged, Orthogonal, Recipe, Stopped, run
-from unskip.train.feed import make_feed
+from unskip.train.feed import Batch, DeviceFeed, make_feed
 from unskip.train.metrics import read_metrics
 from unskip.train.optim import Rates
-from unskip.train.sets import load
+from unskip.train.sets import Split, load
 
 
 def losses(out: Path) -> list[float]:
@@ -188,6 +189,20 @@ def test_a_run_leaves_no_trace_in_network_and_flags(tmp_path: Path) -> None:
     for layer in network.eval():
         step_by_step = layer(step_by_step)
     assert torch.equal(network(x), step_by_step)
+
+
+def test_norms_that_could_not_be_settled_train_on_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, plain_batches = norm_net(10, 1), DeviceFeed.plain_batches
+
+    def full(feed: DeviceFeed, split: Split, parts: tuple[torch.Tensor, ...]) -> Iterator[Batch]:
+        if len(parts[0]) == 1000:
+            raise torch.OutOfMemoryError
+        yield from plain_batches(feed, split, parts)
+
+    monkeypatch.setattr(DeviceFeed, "plain_batches", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(SMALL.replace(epochs=1, settle=1000), network=network, out=tmp_path, silent=True)
+    assert [network[1].momentum, network[4].momentum] == [0.1, 0.1]
 
 
 class Refuses(nn.Linear):

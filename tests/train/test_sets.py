@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.train.small import arrays, write_npz
 from unskip.train import Recipe
-from unskip.train.sets import load
+from unskip.train.sets import Split, _hold_out, load
 
 
 def recipe(dataset: str, **changes: object) -> Recipe:
@@ -45,6 +45,16 @@ def test_validation_images_are_apart_and_the_same_for_all_seeds() -> None:
     assert counts.min() >= 13  # of each class a tenth
     assert one.fingerprint() == two.fingerprint()
     assert one.fingerprint() != load(recipe("digits", val_fraction=0.2)).fingerprint()
+
+
+def test_a_class_of_one_image_is_learnt_from() -> None:
+    images = torch.zeros(11, 4, 4, 1, dtype=torch.uint8)
+    train, val = _hold_out(Split(images, torch.tensor([0] * 5 + [1] * 5 + [2])), 0.1)
+    assert train.labels.bincount().tolist() == [4, 4, 1]
+    assert val is not None
+    assert val.labels.tolist() == [0, 1]
+    with pytest.raises(ValueError, match=r"val_fraction=0.1 holds out no image, since every class has one alone"):
+        _hold_out(Split(images[:3], torch.arange(3)), 0.1)
 
 
 def test_digits_with_a_folder_is_a_mistake(tmp_path: Path) -> None:

@@ -244,12 +244,14 @@ class Training:
             norm.train()
             norm.reset_running_stats()
             norm.momentum = None  # the mean over batches, of which there is one
-        with self.accelerator.autocast(), self.eager():
-            for x, _ in self.feed.plain_batches(self.data.train, (order[: self.recipe.settle],)):
-                network(x)
-        for norm, momentum in momenta.items():
-            norm.momentum = momentum
-        network.train(training)
+        try:
+            with self.accelerator.autocast(), self.eager():
+                for x, _ in self.feed.plain_batches(self.data.train, (order[: self.recipe.settle],)):
+                    network(x)
+        finally:  # one batch may be more than the memory holds, and the network may be the caller's
+            for norm, momentum in momenta.items():
+                norm.momentum = momentum
+            network.train(training)
 
     def eager(self) -> AbstractContextManager[Any]:
         """Without torch.compile, for batches of other sizes than those it has seen."""

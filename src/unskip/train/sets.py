@@ -416,7 +416,7 @@ def _finish(recipe: Recipe, train: Split, test: Split, *, classes: int, notes: t
 
 
 def _hold_out(split: Split, fraction: float) -> tuple[Split, Split | None]:
-    """Holds out this share of each class, the same images for every seed."""
+    """Holds out this share of each class, the same images for every seed; one of each stays to be learnt from."""
     if not fraction:
         return split, None
     generator = torch.Generator().manual_seed(0)
@@ -425,9 +425,11 @@ def _hold_out(split: Split, fraction: float) -> tuple[Split, Split | None]:
     held = torch.zeros(len(split), dtype=torch.bool)
     for c in labels.unique().tolist():
         of_class = order[labels == c]
-        held[of_class[: max(1, round(fraction * len(of_class)))]] = True
-    if held.all():
-        raise ValueError(f"data: val_fraction={fraction} leaves no training image; lower it.")
+        held[of_class[: min(len(of_class) - 1, max(1, round(fraction * len(of_class))))]] = True
+    if not held.any():
+        raise ValueError(
+            f"data: val_fraction={fraction} holds out no image, since every class has one alone; set val_fraction=0."
+        )
     return split.take(torch.nonzero(~held)[:, 0]), split.take(torch.nonzero(held)[:, 0])
 
 
