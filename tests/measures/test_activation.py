@@ -35,3 +35,17 @@ def test_statistics_are_numpys() -> None:
         assert series["activation_maximum"].values[index] == pytest.approx(np.abs(y).max(), rel=1e-5)
     assert series["surviving_units"].layers == ("1",)
     assert series["surviving_units"].values == pytest.approx([(network[:2](x) > 0).double().mean().item()])
+
+
+def test_the_worst_share_of_dead_units_is_of_those_that_have_one() -> None:
+    """One number for the whole batch is no unit among others."""
+
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.act, self.head = nn.Sigmoid(), nn.ReLU(), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.gate(x.mean(1))[:, None] * self.act(x * torch.tensor([1.0, 1.0, 1.0, 0.0])))
+
+    assert measure(Gate(), torch.randn(16, 4), families=["activation"]).numbers["dead_units"] == 1 / 4

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import pytest
+import torch
 
 from unskip.reproduce import REPRODUCTIONS, Outcome, reproduce, reproduction
 from unskip.reproduce.drawing import dress, panels
@@ -20,6 +21,7 @@ class Config:
 def small() -> object:
     @reproduction("small", source="papers/none.md, Figure 0", shows="nothing", config=Config)
     def run(config: Config) -> Outcome:
+        torch.manual_seed(7)  # as some do for the networks that they build
         figure, (axes,) = panels(1, 1, size=(2, 2), title="small")
         axes.plot([1, 10], [config.times, 3])
         dress(axes, x="x", y="y", log_x=True)
@@ -30,7 +32,9 @@ def small() -> object:
 
 
 def test_picture_and_record_are_written(small: object, tmp_path: Path) -> None:
+    before = torch.get_rng_state()
     written = reproduce("small", out=tmp_path / "a", record=tmp_path / "b", times=5)
+    assert torch.equal(torch.get_rng_state(), before)
     assert written.files == (tmp_path / "a" / "small.png", tmp_path / "b" / "small.json")
     assert written.files[0].read_bytes()[:4] == b"\x89PNG"
     record = json.loads(written.files[1].read_text())

@@ -239,7 +239,7 @@ def _notes(reports: Sequence["Report"], step: int) -> str:
         if len(about) < len(reports):
             notes[i] = f"{', '.join(about)}: {note}"
     if step > 1:
-        notes.append(f"The plots show every {step}th layer, so that the page stays small; the JSON report has all.")
+        notes.append(f"The plots show one layer of {step}, so that the page stays small; the JSON report has all.")
     if not notes:
         return ""
     return f'<h2>Notes</h2><ul class="notes">{"".join(f"<li>{_text(note)}</li>" for note in notes)}</ul>'

@@ -129,11 +129,12 @@ def report(probe: Probe) -> Findings:
         for chosen, measures in ((layers, ALL), (after, AFTER))
         for field, about in measures.items()
     ]
+    dead = [layer.kept["activation"].dead for layer in after]
     broken = next((layer.name for layer in layers if not layer.kept["activation"].finite), None)
     notes = () if broken is None else (f"Layer {broken!r} is the first whose output is not finite (NaN or infinity).",)
     return Findings(
         series=tuple(found),
-        numbers={"dead_units": max((layer.kept["activation"].dead for layer in after), default=0.0)},
+        numbers={"dead_units": max((share for share in dead if not math.isnan(share)), default=0.0)},
         notes=notes,
     )
 

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from unskip.methods.registry import nearest
 from unskip.reproduce.drawing import save
+from unskip.train.rng import seeded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,8 @@ def reproduce(name: str, *, out: Path, record: Path | None = None, **fields: Any
         except OSError as error:
             raise ValueError(f"reproduce: the folder {folder} can't be made: {error.strerror}.") from error
     start = time.perf_counter()
-    outcome = entry.run(config, out) if entry.trains else entry.run(config)
+    with seeded(0):  # some seed the global generators themselves; afterwards these are the caller's again
+        outcome = entry.run(config, out) if entry.trains else entry.run(config)
     about = {
         "name": name,
         "source": entry.source,
