@@ -117,3 +117,12 @@ def test_a_run_that_goes_on_from_any_update(tmp_path: Path) -> None:
                 run(recipe, out=out, silent=True)
         run(recipe, out=out, resume="auto", silent=True)
         assert kept(out) == kept(tmp_path / "whole")
+
+
+def test_images_that_are_held_elsewhere_are_refused(tmp_path: Path) -> None:
+    """`cache_gib` is free to change, until the images would be cropped by another feed, with other numbers."""
+    recipe = SMALL.replace(epochs=1, crop="pad")
+    run(recipe, out=tmp_path, silent=True)
+    run(recipe.replace(cache_gib=4.0), out=tmp_path, resume="auto", silent=True)
+    with pytest.raises(ValueError, match=r"another way to hold its images \(cache_gib\): feed was 'DeviceFeed' and is"):
+        run(recipe.replace(cache_gib=1e-9, workers=0), out=tmp_path, resume="auto", silent=True)

@@ -30,6 +30,7 @@ def save(training: "Training") -> None:
             "own": t.own,
             "data": t.fingerprint,
             "image_size": t.data.image_size,
+            "feed": type(t.feed).__name__,
             "network": weights,
             "optimizer": optimizer,
             "scaler": None if scaler is None else scaler.state_dict(),
@@ -52,6 +53,8 @@ def restore(training: "Training") -> int:
     state, path = t.folder.load(), t.folder.checkpoint
     check_same(state["recipe"], t.recipe.same_numbers(), "recipe", path)
     check_same(state["data"], t.fingerprint, "data set", path)
+    feed = type(t.feed).__name__  # each draws crops and mirrors in its own way
+    check_same({"feed": state.get("feed", feed)}, {"feed": feed}, "way to hold its images (cache_gib)", path)
     try:
         machine.load_states(t.accelerator, t.network, t.optimizer, state["network"], state["optimizer"])
         if t.ema is not None:
