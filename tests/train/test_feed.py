@@ -147,6 +147,12 @@ def test_test_transform_is_resize_and_centre_crop(tmp_path: Path) -> None:
     assert train_transform(data, recipe.replace(crop="resized"))(image).shape == (3, 14, 14)
 
 
+def test_mixing_needs_an_even_share_of_a_batch() -> None:
+    recipe = Recipe(batch=6, mixup=0.2)
+    with pytest.raises(ValueError, match="batch=6 is 3 images for each of 2 processes, and mixup and cutmix pair them"):
+        make_feed(load(recipe), recipe, device=CPU, share=Share(0, 2))
+
+
 def test_mixing_gives_soft_labels_and_leaves_the_generators_alone() -> None:
     ours = feed(Recipe(batch=32, mixup=0.2, cutmix=1.0, smoothing=0.1, erase=0.5))
     before = torch.get_rng_state()

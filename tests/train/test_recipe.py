@@ -112,6 +112,8 @@ def test_overrides_from_a_command_line() -> None:
         (["--schedule", "cosin"], "schedule='cosin' is not known. Did you mean 'cosine'"),
         (["--milestones", "120"], "milestones=120 must be a list"),
         (["--milestones", "[1.5]"], "milestones=1.5 must be a whole number"),
+        (["--milestones", "[7, 3]"], "milestones=[7, 3] must be epochs from 1 on, the earliest first"),
+        (["--milestones", "[0]"], "milestones=[0] must be epochs from 1 on"),
         (["--lr-scales", "0.5"], "lr_scales=0.5 must be a table"),
         (["--lr-scales", "{fc = true}"], "must be a number"),
         (["--lr-scales", "{fc = -1}"], "must not be negative"),

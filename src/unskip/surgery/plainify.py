@@ -173,8 +173,10 @@ def _operate(
 ) -> tuple[BlockSpec, nn.Module | None]:
     """The block's spec and its skip-free version, None where it stays."""
     if reader is None:
+        # In full, for timm has several classes of one name.
+        name = f"{type(block).__module__}.{type(block).__qualname__}"
         raise Unsupported(
-            f"no reader knows the class {describe(block)}. Known blocks: {', '.join(known_families())}. "
+            f"no reader knows the class {name}. Known blocks: {', '.join(known_families())}. "
             "Add one with unskip.surgery.register_reader"
         )
     if getattr(method, "exact", False) and any(m._forward_hooks or m._forward_pre_hooks for m in block.modules()):

@@ -54,6 +54,11 @@ def make_feed(
     share = share or Share()
     if recipe.batch % share.world:
         raise ValueError(f"recipe: batch={recipe.batch} can't be shared by {share.world} processes; use a multiple.")
+    if (recipe.mixup or recipe.cutmix) and recipe.batch // share.world % 2:
+        raise ValueError(
+            f"recipe: batch={recipe.batch} is {recipe.batch // share.world} images for each of {share.world} "
+            f"processes, and mixup and cutmix pair them; use a multiple of {2 * share.world}."
+        )
     if len(data.train) < recipe.batch:
         raise ValueError(
             f"recipe: batch={recipe.batch} is larger than the training set ({len(data.train)} images); lower it."

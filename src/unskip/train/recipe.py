@@ -120,6 +120,10 @@ class Recipe:
                 raise ValueError(
                     f"recipe: lr_scales[{pattern!r}]={scale} must not be negative; 0 freezes what matches."
                 )
+        if min(self.milestones, default=1) < 1 or list(self.milestones) != sorted(self.milestones):
+            raise ValueError(
+                f"recipe: milestones={list(self.milestones)} must be epochs from 1 on, the earliest first."
+            )
         if self.warmup_epochs > self.epochs:
             raise ValueError(
                 f"recipe: warmup_epochs={self.warmup_epochs} must be at most epochs={self.epochs}. With so few epochs "
