@@ -46,3 +46,17 @@ def test_what_is_wrong_is_said(words: list[str], says: str) -> None:
     result = CliRunner().invoke(app, ["bench", *words])
     assert isinstance(result.exception, ValueError)
     assert says in str(result.exception)
+
+
+def test_a_folder_that_can_not_be_written_is_refused_before_anything_is_timed(tmp_path: Path) -> None:
+    words = ["bench", "resnet20", "plain_resnet20", *QUICK, "-o"]
+    (tmp_path / "file").write_text("mine")
+    result = CliRunner().invoke(app, [*words, str(tmp_path / "file")])
+    assert isinstance(result.exception, ValueError)
+    assert "can't be written: File exists" in str(result.exception)
+    (tmp_path / "bench.json").write_text("mine")
+    result = CliRunner().invoke(app, [*words, str(tmp_path)])
+    assert isinstance(result.exception, ValueError)
+    assert "is there already" in str(result.exception)
+    assert "--force" in str(result.exception)
+    assert (tmp_path / "bench.json").read_text() == "mine"

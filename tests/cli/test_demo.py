@@ -61,6 +61,8 @@ def check_files(out: Path) -> None:
         "before any training",
     ):
         assert word in page
+    assert f"--out {out}" not in page, "that folder is taken: the command would be refused"
+    assert "--out runs/plain" in page
 
 
 def test_a_small_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

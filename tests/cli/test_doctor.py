@@ -54,6 +54,7 @@ def test_json_on_stdout_is_json_alone() -> None:
     [
         (["resnet111"], "there is no network named 'resnet111'"),
         (["resnet20", "--out", "there.html"], "'there.html' is there already"),
+        (["resnet20", "--out", "report.json"], "'report.json' must end in .html"),
         (["resnet20", "--seed", "-1"], "--seed -1 must not be negative"),
         (["resnet20", "--method", "pnhh"], "Did you mean 'pnnh'?"),
         (["tests.doctor.small:mlp", "--input-size", "63"], "can't read a batch of shape 2x63"),

@@ -75,6 +75,7 @@ def test_a_method_for_training_from_scratch_says_so(tmp_path: Path) -> None:
         (["resnet20", "-o", "a.safetensors", "--options", "{nrom = 1}"], "method 'rm' has no option 'nrom'"),
         (["resnet20", "--dry-run", "--method", "pnnh", "--limit", "3"], "method 'pnnh' has no option 'limit'"),
         (["plain_resnet20", "-o", "a.safetensors"], "no residual block"),
+        (["seresnet18", "--dry-run"], "plainify: method 'rm' can't make block 'layer1.0'"),
         (["hostile.pt", "-o", "a.safetensors"], "plainify: hostile.pt is no checkpoint"),
     ],
 )

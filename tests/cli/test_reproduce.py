@@ -29,3 +29,14 @@ def test_a_wrong_name_option_or_value_is_refused() -> None:
     assert CliRunner().invoke(app, ["reproduce", "seqnet-figure1", "--repaets", "2"]).exit_code == 2
     result = CliRunner().invoke(app, ["reproduce", "seqnet-figure1", "--repeats", "1"])
     assert isinstance(result.exception, ValueError)
+
+
+def test_what_can_not_be_is_said_before_it_is_measured(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["reproduce", "pnnh-figure1", "--depth", "57"])
+    assert "depth=57 must be 6N + 2" in str(result.exception)
+    text = tmp_path / "text.safetensors"
+    text.write_text("not weights")
+    words = ["noise-figure3", "--plain", str(text), "--residual", str(text), "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, ["reproduce", *words])
+    assert isinstance(result.exception, ValueError)
+    assert "text.safetensors holds no weights of simplified_plain20" in str(result.exception)

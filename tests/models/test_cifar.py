@@ -61,6 +61,7 @@ def test_option_a_and_b() -> None:
         ),
         (lambda: unskip.create_model("pnnh_resnet20", ratoi=0.3), r"has no argument 'ratoi'. Did you mean 'ratio'\?"),
         (lambda: unskip.create_model("plain_resnet18", ratio=0.3), "'plain_resnet18' has no argument 'ratio'"),
+        (lambda: unskip.create_model("pnnh_resnet20", zz=1), r"Known: (?!.*head_norm.*head_norm).*head_norm"),
         (lambda: unskip.create_model(110), "name=110 must be text"),
         (lambda: unskip.create_model("pnnh_resnet20", pretext="nothing"), "pretext='nothing' is not known"),
     ],

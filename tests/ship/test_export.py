@@ -198,6 +198,7 @@ def test_the_coders_of_transitions_pool_odd_sizes_in_the_file_too(tmp_path: Path
     [
         ({"metadata": {"mean": 0.5}}, "metadata has 'mean': 0.5, and a file holds text alone"),
         ({"opset": "18"}, "opset='18' must be a whole number"),
+        ({"opset": 999}, r"opset=999 .* can't write this network with it \(it wrote opset 18\); leave out opset"),
         ({"example": X.to("meta")}, "the example is on the meta device"),
         ({"example": X.numpy()}, "example=a ndarray must be a batch"),
     ],

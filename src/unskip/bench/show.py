@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from unskip.bench.compare import Comparison
-from unskip.ship.files import explained
+from unskip.ship.files import check_free, explained
 
+WAY_OUT = "Choose another one (--out)."
 INK, GRID = "#1f2937", "#e5e7eb"
 COLOURS = ("#8a8a8a", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00")  # Okabe and Ito's; grey is the reference
 
@@ -100,10 +101,17 @@ def _number(value: float | None, how: str) -> str:
     return "" if value is None else format(value, how)
 
 
+def make_folder(folder: Path, *, force: bool = False) -> None:
+    """Makes the folder that `write` will fill, or refuses it before minutes go into timing."""
+    with explained("the folder", folder, command="bench", way_out=WAY_OUT):
+        folder.mkdir(parents=True, exist_ok=True)
+    check_free(folder / "bench.json", command="bench", argument="--out", force=force, overwrite="--force")
+
+
 def write(comparison: Comparison, folder: Path, *, picture: bool = True) -> None:
     """bench.json, and bench.png once there is a ratio to draw."""
     found = comparison.to_dict()
-    with explained("the folder", folder, command="bench", way_out="Choose another one (--out)."):
+    with explained("the folder", folder, command="bench", way_out=WAY_OUT):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "bench.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         if picture and any(line["ratio"]["speed"] is not None for line in found["rows"]):

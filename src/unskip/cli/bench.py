@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from unskip.cli.tables import console_for_tables, fitted
+
 
 def bench(
     networks: Annotated[
@@ -17,8 +19,8 @@ def bench(
         ),
     ],
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    batch: Annotated[int, typer.Option(help="Images; 256 on a GPU and 8 on a CPU unless given.")] = 0,
-    size: Annotated[int, typer.Option(help="Side of the images in px; the networks' own unless given.")] = 0,
+    batch: Annotated[int, typer.Option(help="Images in a batch.", show_default="256 on a GPU, 8 on a CPU")] = 0,
+    size: Annotated[int, typer.Option(help="Side of the images in px.", show_default="the networks' own")] = 0,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     channels_last: Annotated[bool, typer.Option(help="Memory layout of images and weights.")] = True,
     train: Annotated[bool | None, typer.Option("--train/--no-train", help="Training; both unless given.")] = None,
@@ -28,17 +30,20 @@ def bench(
     ] = None,
     fold: Annotated[bool, typer.Option(help="Inference of folded networks, of others with their norms fused.")] = True,
     graph: Annotated[bool, typer.Option(help="On a GPU each step is one CUDA graph.")] = True,
-    rounds: Annotated[int, typer.Option(help="In each of which every network has its turn.")] = 7,
-    seconds: Annotated[float, typer.Option(help="Of one turn.")] = 0.5,
-    threads: Annotated[int, typer.Option(help="Of PyTorch on a CPU; as they are unless given.")] = 0,
+    rounds: Annotated[int, typer.Option(help="Rounds, in each of which every network has its turn.")] = 7,
+    seconds: Annotated[float, typer.Option(help="How long one turn is.")] = 0.5,
+    threads: Annotated[int, typer.Option(help="Threads of PyTorch on a CPU.", show_default="PyTorch's own")] = 0,
     compile_workers: Annotated[
         int, typer.Option(help="Processes that compile at once beforehand; with 0 each network in its turn.")
     ] = 0,
     fit: Annotated[
         str | None, typer.Option(help="Search for the largest batch that trains, eagerly, in this memory, e.g. 8GiB.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A folder for bench.json and bench.png, written as it goes.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A folder for bench.json and bench.png, written as it goes.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a bench.json that is in OUT already.")] = False,
 ) -> None:
     """Times training and inference of two or more networks in one process, in turns, and measures their memory.
 
@@ -46,7 +51,7 @@ def bench(
     prints what is there. Exit codes: 0 there is a table, 1 some network failed, 2 something that you gave is wrong.
     """
     # Training's modules and matplotlib take seconds to import, and other commands don't need them.
-    from unskip.bench import Comparison, Setting, parse_bytes, table, write
+    from unskip.bench import Comparison, Setting, make_folder, parse_bytes, table, write
 
     setting = Setting(
         device=device,
@@ -66,6 +71,8 @@ def bench(
         compile_workers=compile_workers,
         fit=parse_bytes(fit) if fit else 0,
     )
+    if out is not None:
+        make_folder(out, force=force)
     notes = Console(stderr=True, highlight=False)
     with notes.status("building") as status:
         comparison = Comparison(networks, setting, status.update)
@@ -78,10 +85,9 @@ def bench(
     if json:
         print(json_module.dumps(comparison.to_dict(), indent=1))
     else:
-        shown_on = Console(highlight=False)
-        shown_on = shown_on if shown_on.is_terminal else Console(width=160, highlight=False)
+        shown_on = console_for_tables(160)
         for part in table(comparison):
-            shown_on.print(part)
+            shown_on.print(fitted(part, shown_on, ("floor", "ms")))
         if out is not None:
             print(f"Written: {out}")
     if any(row.error for row in comparison.rows):

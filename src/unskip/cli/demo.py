@@ -8,8 +8,10 @@ import typer
 
 
 def demo(
-    seed: Annotated[int, typer.Option(help="Of weights and order.")] = 0,
-    out: Annotated[Path, typer.Option(help="Where the picture and the page go.")] = Path("unskip-demo"),
+    seed: Annotated[int, typer.Option(help="Seed of the weights and of the order of the images.")] = 0,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the picture and the pages.")] = Path(
+        "unskip-demo"
+    ),
 ) -> None:
     """Trains a 56-layer network three ways (plain, PNNH, residual) on a CPU and shows why the plain one fails."""
     from unskip.doctor.examine import examine_demo

@@ -6,18 +6,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from unskip.cli.given import Force, InputSize, Network, Weights
+from unskip.cli.tables import console_for_tables, fitted
+
 
 def doctor(
-    network: Annotated[
-        str,
-        typer.Argument(
-            help="A name of `unskip models` or of timm, torchvision:NAME, package.module:function, or a checkpoint (or "
-            "the folder) of a run of `unskip train`."
-        ),
-    ],
+    network: Network,
     method: Annotated[str, typer.Option(help="Make it skip-free with this method first: plain, pnnh, ...")] = "",
     against: Annotated[str | None, typer.Option(help="A second network to compare it with, given likewise.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="A state dict for the network (.pt, .safetensors).")] = None,
+    weights: Weights = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -26,11 +23,15 @@ def doctor(
         ),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Inputs; 64 unless given, 16 above 64 px.")] = None,
-    input_size: Annotated[str | None, typer.Option(help="Shape of one input, for instance 3x32x32.")] = None,
-    seed: Annotated[int, typer.Option(help="Of weights, of the images taken, and of what measuring draws.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Write the report as a page, for instance report.html.")] = None,
+    input_size: InputSize = None,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the weights, of the images taken, and of what measuring draws.")
+    ] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write the report as a page, for instance report.html.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of a table.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite OUT if it is there already.")] = False,
+    force: Force = False,
 ) -> None:
     """Looks into a network before it is trained: what happens to the signal and the gradient, and what that means.
 
@@ -53,10 +54,9 @@ def doctor(
         print(as_json(report, other))
         return
     reports = [report] if other is None else [report, other]
-    # Off a terminal nobody sees the width, and a wrapped table can't be read by programs.
-    shown_on = Console(width=None if Console().is_terminal else 140, highlight=False)
+    shown_on = console_for_tables(140)
     for each in reports:
         shown_on.print(verdict_lines(each))
-    shown_on.print(table(reports))
+    shown_on.print(fitted(table(reports), shown_on, ("highest", "lowest")))
     if out is not None:
         print(f"Page: {out}")

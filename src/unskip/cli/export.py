@@ -14,7 +14,7 @@ def export(
     fold: Annotated[
         str, typer.Option(help="Fold it first: dense, fast, no; auto is dense wherever it can be folded.")
     ] = "auto",
-    opset: Annotated[int | None, typer.Option(help="Of ONNX; 18 unless given.")] = None,
+    opset: Annotated[int | None, typer.Option(help="Version of ONNX's operators.", show_default="18")] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Write ONNX in 8 bits; needs --calibrate.")] = False,
     calibrate: Annotated[
         str | None,
@@ -24,7 +24,9 @@ def export(
         ),
     ] = None,
     calibration_images: Annotated[int, typer.Option(help="How many training images to calibrate on.")] = 512,
-    bits: Annotated[int, typer.Option(help="Of weights: 7 is safe on every CPU; 8 for VNNI, ARM, accelerators.")] = 7,
+    bits: Annotated[
+        int, typer.Option(help="Bits of the weights: 7 is safe on every CPU; 8 for VNNI, ARM, accelerators.")
+    ] = 7,
     limit: Annotated[float, typer.Option(help="Points of accuracy that INT8 may lose.")] = 0.5,
     weights: Weights = None,
     input_size: InputSize = None,

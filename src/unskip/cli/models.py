@@ -4,9 +4,9 @@ import fnmatch
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from unskip.cli.tables import console_for_tables, fitted
 from unskip.methods.registry import nearest
 from unskip.models import ENTRIES, OTHERS, Entry, Other, about
 
@@ -46,6 +46,5 @@ def models(
             "" if line.paper_params is None else f"{line.paper_params:g}",
             line.skips,
         )
-    # Off a terminal nobody sees the width, and a wrapped table can't be read by programs.
-    console = Console()
-    Console(width=None if console.is_terminal else 120).print(table)
+    console = console_for_tables(120)
+    console.print(fitted(table, console, ("family", "frozen", "image", "paper", "skips")))

@@ -12,7 +12,7 @@ def plainify(
     network: Network,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file: .safetensors.")] = None,
     method: Annotated[str, typer.Option(help="rm keeps the function; pnnh, plain, ... are to be trained anew.")] = "rm",
-    options: Annotated[str, typer.Option(help="Of the method, for instance '{norm = \"absorb\"}'.")] = "{}",
+    options: Annotated[str, typer.Option(help="Options of the method, for instance '{norm = \"absorb\"}'.")] = "{}",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and write nothing.")] = False,
     limit: Annotated[
         float | None,

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from unskip.cli.tables import console_for_tables
 from unskip.reproduce import PAPERS, REPRODUCTIONS, Reproduction, paper_tables, reproduce
 from unskip.reproduce.workers import STOPPED, Paused
 
@@ -27,12 +28,11 @@ def _names(context: typer.Context) -> None:
             table.add_column(column, no_wrap=column == "name")
         for entry in REPRODUCTIONS.values():
             table.add_row(entry.name, entry.source, entry.shows)
-        console = Console()
-        console = console if console.is_terminal else Console(width=140)
+        console = console_for_tables(140)
         console.print(table)
         console.print("What the papers' tables print, as data (unskip.reproduce.paper_table):")
         for paper in PAPERS:
-            console.print(f"  {paper}: Table {', '.join(paper_tables(paper))}", highlight=False)
+            console.print(f"  {paper}: Table {', '.join(paper_tables(paper))}")
 
 
 def _command(entry: Reproduction) -> Any:
@@ -48,12 +48,12 @@ def _command(entry: Reproduction) -> Any:
         for line in (*written.outcome.lines, *map(str, written.files)):
             print(line)
 
-    def option(name: str, hint: Any, words: str, default: Any) -> inspect.Parameter:
-        annotation = Annotated[hint, typer.Option(help=words)]
+    def option(name: str, hint: Any, words: str, default: Any, *flags: str) -> inspect.Parameter:
+        annotation = Annotated[hint, typer.Option(*flags, help=words)]
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     options = [
-        option("out", Path, "The folder of the picture.", Path("reproduced")),
+        option("out", Path, "The folder of what is made.", Path("reproduced"), "--out", "-o"),
         option("record", Path | None, "The folder of the numbers; OUT unless given.", None),
     ]
     for field in dataclasses.fields(entry.config):

@@ -19,8 +19,10 @@ def train(
         ),
     ] = None,
     data: Annotated[str | None, typer.Option(help="Where the data set lies. Digits are embedded.")] = None,
-    out: Annotated[str | None, typer.Option(help="The folder of the run; runs/RECIPE unless given.")] = None,
-    resume: Annotated[str, typer.Option(help="auto: go on with the run in OUT if there is one.")] = "never",
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", help="The folder of the run.", show_default="runs/RECIPE")
+    ] = None,
+    resume: Annotated[str, typer.Option(help="never, or auto: go on with the run in OUT if there is one.")] = "never",
     show: Annotated[bool, typer.Option("--show", help="Print the recipe with its overrides, and end.")] = False,
     names: Annotated[bool, typer.Option("--list", help="Print the names of the recipes, and end.")] = False,
 ) -> None:

@@ -64,3 +64,5 @@ def check_free(out: Path | None, force: bool) -> None:
     """Refuses a page that could not be written, before half a minute goes into measuring."""
     if out is not None:
         files.check_free(out, command="doctor", argument="--out", force=force, overwrite="--force")
+        if out.suffix.lower() not in (".html", ".htm"):
+            raise ValueError(f"doctor: --out {str(out)!r} must end in .html; --json prints the report for programs.")

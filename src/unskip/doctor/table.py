@@ -39,7 +39,7 @@ def verdict_lines(report: "Report") -> Group:
 def table(reports: Sequence["Report"]) -> Table:
     """Each measure's course over depth and its ends; one network has its extremes too, two share a scale."""
     lines = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    lines.add_column("measure", max_width=28)
+    lines.add_column("measure", min_width=12, max_width=28)
     if len(reports) > 1:
         lines.add_column("network", max_width=20, no_wrap=True, overflow="ellipsis")
     lines.add_column("over depth", no_wrap=True)

@@ -66,7 +66,7 @@ class Entry:
             wrong = unexpected(error, kwargs)
             if not wrong:
                 raise
-        known = [*TIMM_OPTIONS, *known, *self.options]
+        known = list(dict.fromkeys([*TIMM_OPTIONS, *known, *self.options]))
         raise ValueError(f"create_model: {self.name!r} has no argument {wrong!r}.{nearest(wrong, known)}")
 
     def _weights(

@@ -37,7 +37,7 @@ from unskip.theory import (
 class Errata:
     """What can be set."""
 
-    seed: Annotated[int, "of all simulations"] = 0
+    seed: Annotated[int, "seed of all simulations"] = 0
 
 
 @dataclass(frozen=True, kw_only=True)

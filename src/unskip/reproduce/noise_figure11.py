@@ -67,7 +67,7 @@ class Figure11:
     """What can be set."""
 
     trials: Annotated[int, "products of random matrices for a point, each with n units; the paper: 100,000"] = 2000
-    seed: Annotated[int, "of all random matrices"] = 0
+    seed: Annotated[int, "seed of all random matrices"] = 0
 
     def __post_init__(self) -> None:
         if self.trials < 2:

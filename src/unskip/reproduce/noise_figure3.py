@@ -12,6 +12,7 @@ from typing import Annotated
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -35,11 +36,11 @@ class Figure3:
     depth: Annotated[int, "layers of both networks: 20, 32 or 44"] = 20
     layer: Annotated[int, "the layer of the histogram, counted from the stem as 1"] = 10
     images: Annotated[int, "test images"] = 1000
-    dataset: Annotated[str, "digits, cifar10, cifar100, fashion_mnist or npz"] = "digits"
+    dataset: Annotated[str, "the data set: digits, cifar10, cifar100, fashion_mnist or npz"] = "digits"
     data: Annotated[Path | None, "where the data set lies; digits are embedded"] = None
-    size: Annotated[int, "px that images are brought to; 0: as they come"] = 0
-    epochs: Annotated[int, "of training, where no weights are given"] = 20
-    seed: Annotated[int, "of training, where no weights are given"] = 0
+    size: Annotated[int, "side in px that images are brought to; 0: as they come"] = 0
+    epochs: Annotated[int, "epochs of training, where no weights are given"] = 20
+    seed: Annotated[int, "seed of training, where no weights are given"] = 0
 
     def __post_init__(self) -> None:
         if self.depth not in (20, 32, 44):
@@ -70,9 +71,9 @@ def trained(name: str, weights: Path | None, data: DataSet, config: Figure3) -> 
         state = load_file(weights)
         network = create_model(name, num_classes=len(state["fc.weight"]), in_chans=state["conv1.weight"].shape[1])
         network.load_state_dict(state)
-    except (OSError, KeyError, RuntimeError) as error:
+    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
         raise ValueError(
-            f"noise-figure3: {weights} holds no weights of {name}: {' '.join(str(error).split())}"
+            f"noise-figure3: {weights} holds no weights of {name}: {' '.join(str(error).split())}."
         ) from error
     return network, weights.name
 

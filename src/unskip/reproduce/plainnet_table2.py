@@ -39,15 +39,15 @@ LOWEST = 1e-4  # where a falling rate ends: the lower end of the range
 class Table2:
     """What can be set."""
 
-    epochs: Annotated[int, "of the final runs; 0: the paper's 300"] = 0
-    select_epochs: Annotated[int, "of the runs that choose the learning rate"] = 100
+    epochs: Annotated[int, "epochs of the final runs; 0: the paper's 300"] = 0
+    select_epochs: Annotated[int, "epochs of the runs that choose the learning rate"] = 100
     seeds: Annotated[int, "final runs of each row"] = 3
     rows: Annotated[str, "the rows to run, for instance 'BN, BN + LReLU'; empty: all"] = ""
-    schedule: Annotated[str, "constant, or cosine down to 0.0001"] = "constant"
+    schedule: Annotated[str, "schedule of the learning rate: constant, or cosine down to 0.0001"] = "constant"
     depth: Annotated[int, "layers"] = 100
-    dataset: Annotated[str, "npz; or digits, to try it out"] = "npz"
-    data: Annotated[Path | None, "usps.npz: x_train, y_train, x_test, y_test"] = None
-    device: Annotated[str, "auto, cpu or cuda"] = "auto"
+    dataset: Annotated[str, "the data set: npz; or digits, to try it out"] = "npz"
+    data: Annotated[Path | None, "where usps.npz lies: x_train, y_train, x_test, y_test"] = None
+    device: Annotated[str, "the device: auto, cpu or cuda"] = "auto"
 
     def __post_init__(self) -> None:
         if self.epochs < 0 or min(self.select_epochs, self.seeds, self.depth) < 1:

@@ -34,13 +34,15 @@ class Figure1:
     depth: Annotated[int, "layers of the ResNet that is taken as it is, plain and as PNNH: 6N + 2"] = 56
     images: Annotated[int, "test images, at least 16"] = 128
     seeds: Annotated[int, "initialisations of each network"] = 3
-    dataset: Annotated[str, "digits, cifar10, cifar100, fashion_mnist or npz"] = "digits"
+    dataset: Annotated[str, "the data set: digits, cifar10, cifar100, fashion_mnist or npz"] = "digits"
     data: Annotated[Path | None, "where the data set lies; digits are embedded"] = None
     dists: Annotated[bool, "DISTS too; needs torchmetrics, and downloads VGG-16's weights where they are not there"] = (
         False
     )
 
     def __post_init__(self) -> None:
+        if self.depth < 8 or (self.depth - 2) % 6:
+            raise ValueError(f"pnnh-figure1: depth={self.depth} must be 6N + 2, for instance 20, 56 or 110.")
         if self.images < 16 or self.seeds < 1:
             raise ValueError(
                 f"pnnh-figure1: images={self.images} must be at least 16, for recovery to say something, and "

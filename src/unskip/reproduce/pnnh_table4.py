@@ -24,9 +24,9 @@ METHODS = ("pnnh_paper", "pnnh")
 class Table4(Trained):
     """What can be set."""
 
-    method: Annotated[str, "pnnh_paper: the paper's literal setting; pnnh: our defaults but for the coder"] = (
-        "pnnh_paper"
-    )
+    method: Annotated[
+        str, "the method: pnnh_paper is the paper's literal setting, pnnh our defaults but for the coder"
+    ] = "pnnh_paper"
     depth: Annotated[int, "layers: 20, 32, 44, 56 or 110"] = 110
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ class Figure1:
 
     repeats: Annotated[int, "networks drawn, at least 2; the paper draws 4096"] = 64
     depth: Annotated[int, "layers, an even number; 40 is the paper's Figure 10"] = 20
-    seed: Annotated[int, "of weights, inputs and gradients"] = 0
+    seed: Annotated[int, "seed of weights, inputs and gradients"] = 0
 
     def __post_init__(self) -> None:
         if self.repeats < 2:

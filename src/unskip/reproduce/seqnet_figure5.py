@@ -21,7 +21,7 @@ class Figure5:
     repeats: Annotated[int, "networks drawn of each kind, at least 2; the paper draws 4096"] = 64
     width: Annotated[int, "units of a layer"] = 256
     batch: Annotated[int, "inputs that BatchNorm sees"] = 128
-    seed: Annotated[int, "of weights, inputs and gradients"] = 0
+    seed: Annotated[int, "seed of weights, inputs and gradients"] = 0
 
     def __post_init__(self) -> None:
         if self.repeats < 2 or self.width < 2 or self.batch < 3:

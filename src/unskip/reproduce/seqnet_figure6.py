@@ -19,7 +19,7 @@ class Figure6:
 
     repeats: Annotated[int, "networks drawn of each kind, at least 2; the paper draws 4096"] = 64
     wide_repeats: Annotated[int, "networks drawn of the same kind, four times as wide; 0 draws none"] = 3
-    seed: Annotated[int, "of weights, inputs and gradients"] = 0
+    seed: Annotated[int, "seed of weights, inputs and gradients"] = 0
 
     def __post_init__(self) -> None:
         for name in ("repeats", "wide_repeats"):

@@ -30,16 +30,18 @@ from unskip.train.sets import load
 class Trained:
     """What can be set about every table of trained networks."""
 
-    epochs: Annotated[int, "of each network; 0: as many as the paper's"] = 0
+    epochs: Annotated[int, "epochs of each network; 0: as many as the paper's"] = 0
     seeds: Annotated[int, "runs of each row"] = 3
-    weight_decay: Annotated[float, "of each network; 0: the paper's"] = 0.0
+    weight_decay: Annotated[float, "weight decay of each network; 0: the paper's"] = 0.0
     rows: Annotated[str, "the rows to run, by name and with commas between; empty: all"] = ""
-    dataset: Annotated[str, "cifar10; or cifar100, digits, fashion_mnist or npz, to try it out"] = "cifar10"
+    dataset: Annotated[str, "the data set: cifar10; or cifar100, digits, fashion_mnist or npz, to try it out"] = (
+        "cifar10"
+    )
     data: Annotated[Path | None, "where the data set lies; digits are embedded"] = None
-    device: Annotated[str, "auto, cpu or cuda"] = "auto"
+    device: Annotated[str, "the device: auto, cpu or cuda"] = "auto"
     at_once: Annotated[int, "networks that train at a time; 0: 4 on a GPU, 1 on a CPU"] = 0
     compile: Annotated[
-        bool, "torch.compile of blocks, which takes its time for each network and is repaid by long runs"
+        bool, "compile blocks with torch.compile, which takes its time for each network and is repaid by long runs"
     ] = False
 
     def __post_init__(self) -> None:

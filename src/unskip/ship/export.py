@@ -385,8 +385,8 @@ def _onnx_model(program: torch.export.ExportedProgram, opset: int) -> Any:
     found = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     if found != opset:
         raise ValueError(
-            f"export: opset={opset} was asked for, and PyTorch can write this network with opset {found} only; leave "
-            f"out opset, or take one from {OPSET} up."
+            f"export: opset={opset} was asked for, and PyTorch can't write this network with it (it wrote opset "
+            f"{found}); leave out opset, or take one from {OPSET} up that PyTorch and your runtime know."
         )
     _forget_source(model)
     _name_batch(model)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import unskip.surgery.readers  # noqa: F401 - registers the readers
 from unskip.coders import CoderBank
 from unskip.methods import BlockSpec, Method, Unsupported, resolve_method
+from unskip.methods.registry import method_name
 from unskip.methods.spec import NORMS, describe
 from unskip.surgery.cost import Cost, input_shape, on_meta, size
 from unskip.surgery.reading import Reader, find_blocks, known_families
@@ -229,7 +230,7 @@ def _refuse(message: str, strict: bool) -> None:
 
 
 def _label(method: str | Method) -> str:
-    return repr(method) if isinstance(method, str) else repr(type(method).__name__)
+    return repr(method if isinstance(method, str) else method_name(method))
 
 
 def _looks_trained(block: nn.Module) -> bool:

@@ -140,7 +140,8 @@ def page(story: Story) -> str:
         for key, track in story.tracks.items()
         for facts in [story.facts[track.way.network]]
     )
-    commands = "\n".join(" ".join(track.command) for track in story.tracks.values())
+    # Ends in the folder of the run, which is there now and would be refused: another one.
+    commands = "\n".join(" ".join([*track.command[:-1], f"runs/{key}"]) for key, track in story.tracks.items())
     train, val, test = story.sizes
     made = ", ".join(f"{name} {value}" for name, value in versions().items())
     recipe = story.recipe
@@ -191,9 +192,12 @@ records.</p>
 
 
 STYLE = """
-:root { color-scheme: light; --ink: #1e293b; --soft: #64748b; --line: #e2e8f0; }
+:root { color-scheme: light dark; --ink: #1e293b; --soft: #64748b; --line: #e2e8f0; --back: #f8fafc; --card: #fff; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e2e8f0; --soft: #94a3b8; --line: #334155; --back: #0b1120; --card: #172033; }
+}
 * { box-sizing: border-box; }
-body { margin: 0; background: #f8fafc; color: var(--ink);
+body { margin: 0; background: var(--back); color: var(--ink);
   font: 16px/1.6 system-ui, -apple-system, "Segoe UI", sans-serif; }
 main { max-width: 60rem; margin: 0 auto; padding: 3rem 1.5rem 4rem; }
 .eyebrow { margin: 0; color: var(--soft); letter-spacing: .08em; text-transform: uppercase; font-size: .8rem; }
@@ -202,7 +206,7 @@ h2 { margin: 2.6rem 0 .4rem; font-size: 1.25rem; }
 p { max-width: 46rem; }
 .lead { font-size: 1.1rem; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: 1rem; margin: 1.8rem 0; }
-.card { background: #fff; border: 1px solid var(--line); border-top: 4px solid var(--c); border-radius: .6rem;
+.card { background: var(--card); border: 1px solid var(--line); border-top: 4px solid var(--c); border-radius: .6rem;
   padding: .9rem 1.1rem; }
 .card h3 { margin: 0; font-size: .95rem; font-weight: 600; min-height: 1.6em; }
 .card p { margin: 0; color: var(--soft); font-size: .85rem; }
@@ -210,8 +214,10 @@ p { max-width: 46rem; }
 .card .big small { font-size: 1.1rem; font-weight: 500; }
 figure { margin: 1.2rem 0; background: #fff; border: 1px solid var(--line); border-radius: .6rem; padding: 1rem; }
 figure svg { width: 100%; height: auto; display: block; }
+@media (max-width: 40rem) { figure { overflow-x: auto; } figure svg { width: 36rem; } }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; background: #fff; border: 1px solid var(--line); font-size: .92rem; }
+table { border-collapse: collapse; width: 100%; background: var(--card); border: 1px solid var(--line);
+  font-size: .92rem; }
 th, td { padding: .5rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child { text-align: left; }
 thead th { color: var(--soft); font-weight: 600; white-space: normal; vertical-align: bottom; }

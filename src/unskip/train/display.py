@@ -22,14 +22,13 @@ class Display:
                 TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("loss {task.fields[loss]:.4f}  error {task.fields[error]:.2f} %  {task.fields[speed]}"),
+                TextColumn("{task.fields[now]}"),
                 TimeRemainingColumn(),
             )
             self.progress = Progress(*columns, console=self.console, transient=True)
             self.task = self.progress.add_task(
-                "train", total=epochs * steps, completed=step, epoch=1 + step // steps, epochs=epochs,
-                loss=float("nan"), error=float("nan"), speed="",
-            )  # fmt: skip
+                "train", total=epochs * steps, completed=step, epoch=1 + step // steps, epochs=epochs, now=""
+            )
 
     def __enter__(self) -> "Display":
         if self.progress is not None:
@@ -45,8 +44,8 @@ class Display:
         now = time.perf_counter()
         speed, self.mark = images / max(now - self.mark, 1e-9), now
         if self.progress is not None:
-            shown = {key: row[key] for key in ("epoch", "loss", "error")}
-            self.progress.update(self.task, completed=row["step"], speed=f"{speed:,.0f} images/s", **shown)
+            now_words = f"loss {row['loss']:.4f}  error {row['error']:.2f} %  {speed:,.0f} images/s"
+            self.progress.update(self.task, completed=row["step"], epoch=row["epoch"], now=now_words)
 
     def epoch(self, row: dict[str, Any]) -> None:
         """One line for a finished epoch, where there is no bar."""

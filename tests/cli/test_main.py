@@ -1,0 +1,61 @@
+"""What holds for every command: help, terminals that know little, Ctrl-C."""
+
+import io
+import re
+import sys
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from unskip.cli import app, main
+from unskip.reproduce import REPRODUCTIONS
+
+COMMANDS = [[name] for name in ("bench", "demo", "doctor", "export", "fold", "models", "plainify", "train")]
+COMMANDS += [["reproduce", name] for name in REPRODUCTIONS]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_option_is_explained_and_out_is_short_o_everywhere(words: list[str]) -> None:
+    command = get_command(app)
+    for word in words:
+        command = command.commands[word]  # type: ignore[attr-defined]
+    options = {option.name: option for option in command.params if option.param_type_name == "option"}
+    assert all(option.help for option in options.values())
+    assert all(option.help[0].isupper() or option.help.split()[0].strip(":,") in CHOICES for option in options.values())
+    assert words == ["models"] or "-o" in options["out"].opts
+    # A word that is to be typed as it stands must not be written with a capital.
+    assert not any(re.match("(Auto|Cifar10|Digits|Npz|Pnnh|Usps|Torch)", option.help) for option in options.values())
+
+
+CHOICES = {"auto", "cpu", "fp32", "dense", "never", "rm"}
+
+
+def test_help_is_wrapped_for_the_width_at_hand() -> None:
+    shown = CliRunner().invoke(app, ["plainify", "--help"], env={"COLUMNS": "200"}).stdout
+    assert "or the proof failed, and nothing was written." in shown
+
+
+def test_a_terminal_without_the_signs_gets_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    monkeypatch.setattr(sys, "argv", ["unskip", "reproduce"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    sys.stdout.flush()
+    assert b"how close ?r(?)" in written.getvalue()
+
+
+def test_ctrl_c_is_one_sentence_and_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["unskip.cli.models"], "about", interrupt)
+    monkeypatch.setattr(sys, "argv", ["unskip", "models"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert shown.err.strip() == "Interrupted. Nothing is left half written; the same command begins anew."
