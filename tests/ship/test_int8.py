@@ -144,3 +144,26 @@ def test_what_is_wrong_gets_a_sentence_and_leaves_no_file(options: dict, message
     with pytest.raises(ValueError, match=message):
         quantize(tiny(), tmp_path / asked.pop("path"), **asked)
     assert [p.name for p in tmp_path.iterdir()] == ["there.onnx"]
+
+
+def test_a_network_that_answers_for_each_pixel(tmp_path: Path) -> None:
+    """Its answers are as many as its pixels, and all of them count."""
+    torch.manual_seed(0)
+    network, x = nn.Conv2d(3, 4, 3, padding=1).eval(), torch.randn(8, 3, 6, 6)
+    quantized = quantize(network, tmp_path / "pixels.onnx", calibrate=x, limit=100.0)
+    session = onnxruntime.InferenceSession(str(tmp_path / "pixels.onnx"), providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        same = session.run(None, {"input": x.numpy()})[0].argmax(1) == network(x).argmax(1).numpy()
+    assert quantized.accuracy.agreement == pytest.approx(100 * same.mean())
+    assert quantized.accuracy.inputs == 8
+    with pytest.raises(ValueError, match=r"output of shape \(8, 4, 6, 6\) is no score for each class of each input"):
+        quantize(network, tmp_path / "a.onnx", calibrate=x, test=(x, torch.zeros(8, dtype=torch.int64)))
+
+
+def test_a_network_with_one_number_for_each_input_is_refused(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)).eval()
+    with pytest.raises(ValueError, match=r"output of shape \(8,\) is no score for each class, so that"):
+        quantize(network, tmp_path / "a.onnx", calibrate=torch.randn(8, 3))
+    with pytest.raises(ValueError, match="test=5 must be inputs and their classes"):
+        quantize(network, tmp_path / "a.onnx", calibrate=torch.randn(8, 3), test=5)  # type: ignore[arg-type]
+    assert not (tmp_path / "a.onnx").exists()

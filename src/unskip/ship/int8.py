@@ -134,6 +134,10 @@ def quantize(
         raise ValueError(f"quantize: bits={bits!r} must be 7 (safe on every CPU) or 8 (for CPUs with VNNI, and ARM).")
     if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 0:
         raise ValueError(f"quantize: limit={limit!r} must be a number of points, at least 0.")
+    if test is not None and not isinstance(test, Iterable):
+        raise ValueError(
+            f"quantize: test={test!r} must be inputs and their classes, as two tensors or in batches of both."
+        )
     need_onnx("quantize")
     check_free(path, command="quantize", argument="path", force=force, overwrite="force=True")
     inputs = _inputs(calibrate)
@@ -223,12 +227,19 @@ def _pairs(test: Labelled, shape: torch.Size) -> Iterator[tuple[Tensor, Tensor]]
 
 
 def _compare(runs: Sequence[Run], batches: Iterable[tuple[Tensor, Tensor | None]]) -> Accuracy:
-    total = same = 0
+    total = same = answers = 0  # a network that answers for each pixel has more answers than inputs
     right = [0, 0]
     labelled = False
     for x, labels in batches:
         outputs = [run(x.contiguous()) for run in runs]
-        classes = outputs[0].shape[1]
+        shape = tuple(outputs[0].shape)
+        if len(shape) < 2 or (labels is not None and len(shape) > 2):
+            raise ValueError(
+                f"quantize: the network's output of shape {shape} is no score for each class"
+                f"{'' if labels is None else ' of each input'}, so that its answers can't be compared; wrap it in a "
+                "module that returns (inputs, classes)."
+            )
+        classes = shape[1]
         if labels is not None and len(labels) and not 0 <= labels.min() <= labels.max() < classes:
             raise ValueError(
                 f"quantize: test has classes from {labels.min()} to {labels.max()}, and the network knows {classes}, "
@@ -237,13 +248,14 @@ def _compare(runs: Sequence[Run], batches: Iterable[tuple[Tensor, Tensor | None]
         before, after = (y.argmax(1) for y in outputs)
         total += len(x)
         same += int((before == after).sum())
+        answers += before.numel()
         if labels is not None:
             labelled = True
             right = [n + int((answer == labels).sum()) for n, answer in zip(right, (before, after), strict=True)]
     if not total:
         raise ValueError("quantize: test has no inputs.")
     shares = [100 * n / total if labelled else None for n in right]
-    return Accuracy(inputs=total, before=shares[0], after=shares[1], agreement=100 * same / total)
+    return Accuracy(inputs=total, before=shares[0], after=shares[1], agreement=100 * same / answers)
 
 
 # ---------------------------------------------------------------- onnxruntime's part
