@@ -160,6 +160,8 @@ def test_per_group_learning_rates() -> None:
     assert id(network.layer2.weight) not in scale  # 0 freezes
     with pytest.raises(ValueError, match="'layer4', which matches no parameter"):
         recipe_groups(network, Recipe(lr_scales={"layer4": 0.5}))
+    with pytest.raises(ValueError, match=r"nothing of the network is left to train: lr_scales=\{'\*': 0.0\}"):
+        recipe_groups(network, Recipe(lr_scales={"*": 0.0}))
 
 
 def test_penalties_compose_to_their_sum() -> None:

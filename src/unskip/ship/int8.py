@@ -50,7 +50,7 @@ class Accuracy:
     inputs: int
     before: float | None  # percent right, None without labels
     after: float | None
-    agreement: float  # percent of the inputs that get the same answer from both
+    agreement: float  # percent of the answers that are the same from both; of a classifier one for each input
 
     @property
     def loss(self) -> float:

@@ -40,7 +40,7 @@ def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = 
         strict: whether a residual block that can't be made skip-free is an error. With False it is a warning, and that
             block stays as it is.
         options: the method's own options, see `unskip.methods`; for 'pnnh': ratio, pretext, norm, scale, transition,
-            signed, transient, hidden, head_norm and seed; for 'dirac': a and b; for 'iso': shift and init; for
+            signed, transient, hidden, head_norm, block and seed; for 'dirac': a and b; for 'iso': shift and init; for
             'delta_tanh': gain and bias; for 'looks_linear': gain; for 'seq': init, tie, pre_relu, position and seed;
             for 'rm': norm, relu6, scale, middle and limit.
 

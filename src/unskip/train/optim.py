@@ -39,7 +39,13 @@ def recipe_groups(network: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
     for pattern in recipe.lr_scales:
         if pattern not in used:
             raise ValueError(f"recipe: lr_scales has {pattern!r}, which matches no parameter of {recipe.network!r}.")
-    return [group for (scale, _), group in groups.items() if scale]
+    left = [group for (scale, _), group in groups.items() if scale]
+    if not left:
+        raise ValueError(
+            f"recipe: nothing of the network is left to train: lr_scales={recipe.lr_scales} has a factor of 0 for all "
+            "parameters that take gradients, or none does (requires_grad)."
+        )
+    return left
 
 
 def _matches(name: str, pattern: str) -> bool:
