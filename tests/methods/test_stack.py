@@ -128,6 +128,15 @@ def test_training_mode_is_refused() -> None:
         stacked(network)
 
 
+def test_a_weight_that_is_made_from_others_is_refused_in_a_sentence() -> None:
+    block = unskip.plainify(cifar_resnet(8), "pnnh").eval().layer1[0]
+    nn.utils.parametrizations.weight_norm(block.learner.conv1)
+    with pytest.raises(ValueError, match=r"^stack: the block can't become one ordinary block, for .*remove_param"):
+        stack(block)
+    nn.utils.parametrize.remove_parametrizations(block.learner.conv1, "weight")
+    assert len(stack(block)) == 4
+
+
 def test_a_norm_that_depends_on_its_input_is_refused() -> None:
     network = copy.deepcopy(cifar_resnet(8))
     for path, module in list(network.named_modules()):

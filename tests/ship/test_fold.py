@@ -8,6 +8,7 @@ import timm
 import torch
 import torchvision
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import unskip
 from unskip.coders import CheapCoder, CheapTransition
@@ -388,3 +389,14 @@ def test_every_name_is_folded_or_refused_for_its_skips(name: str) -> None:
     folding = unskip.fold(network, example=torch.randn(1, 3, side + 1, side) if small else None).folding
     assert folding.exact <= 1e-9
     assert folding.check.worst("float32") <= 1e-4
+
+
+def test_a_network_that_can_not_be_copied_is_said() -> None:
+    """A pruned weight is made by a hook, and after training it belongs to a graph."""
+    network = unskip.plainify(cifar_resnet(8), "pnnh")
+    prune.l1_unstructured(network.fc, "weight", 0.5)
+    network(torch.randn(2, 3, 8, 8)).sum().backward()
+    with pytest.raises(ValueError, match=r"^fold: CifarResNet can't be copied: Only Tensors .*prune\.remove\(layer"):
+        unskip.fold(network.eval())
+    prune.remove(network.fc, "weight")
+    assert unskip.fold(network).folding.exact < 1e-9

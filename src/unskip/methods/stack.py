@@ -21,7 +21,7 @@ from unskip.methods.dirac import DiracConv2d, DiracLinear, fold_dirac
 from unskip.methods.pnnh import PNNHBlock
 from unskip.methods.rm import RMBlock, absorbed
 from unskip.methods.seq import TiedConv
-from unskip.methods.spec import BlockSpec, Conv, replace_weight
+from unskip.methods.spec import BlockSpec, Conv, Unsupported, replace_weight
 
 
 def stacked(network: nn.Module, *, keep: Collection[str] = (), multiple: int = 1) -> nn.Module:
@@ -89,7 +89,13 @@ def stack(block: PNNHBlock, path: str = "the block", multiple: int = 1) -> nn.Se
         raise ValueError(
             f"stack: {path} is in training mode, where BatchNorm depends on the batch; call .eval() first."
         )
-    layers = BlockSpec(path=path, branch=tuple(map(plain_layer, block.learner))).layers
+    try:
+        layers = BlockSpec(path=path, branch=tuple(map(plain_layer, block.learner))).layers
+    except Unsupported as reason:
+        raise ValueError(
+            f"stack: {path} can't become one ordinary block, for {reason}. A layer whose weight is made from others is "
+            "an ordinary one after torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')."
+        ) from reason
     convs = []
     for layer in layers:
         if layer.norm is None:

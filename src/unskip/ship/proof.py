@@ -22,7 +22,13 @@ def in_float64(where: str, network: nn.Module) -> nn.Module:
                 f"{where}: {path or type(network).__name__!r} is in training mode, where norms depend on the batch and "
                 "dropout on chance; call .eval() on the network first."
             )
-    return copy.deepcopy(network).to("cpu", torch.float64)
+    try:
+        return copy.deepcopy(network).to("cpu", torch.float64)
+    except RuntimeError as error:  # of a weight that a hook makes from others, torch.nn.utils.prune's for instance
+        raise ValueError(
+            f"{where}: {type(network).__name__} can't be copied: {reason(error)}. Weights that are made from others "
+            "must become plain ones first, for instance with torch.nn.utils.prune.remove(layer, 'weight')."
+        ) from error
 
 
 def proven(
