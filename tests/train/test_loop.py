@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from tests.train.small import SMALL, linear_net, norm_net
 from unskip.train import Diverged, Orthogonal, Recipe, Stopped, run
 from unskip.train.feed import Batch, DeviceFeed, make_feed
+from unskip.train.loading import load_network
 from unskip.train.metrics import read_metrics
 from unskip.train.optim import Rates
 from unskip.train.sets import Split, load
@@ -348,6 +349,8 @@ def test_plainify_by_recipe(tmp_path: Path) -> None:
     recipe = Recipe(network="resnet20", method="pnnh", options={"ratio": 0.25}, epochs=1, batch=512, device="cpu")
     result = run(recipe, out=tmp_path, silent=True)
     assert result.parameters != run(recipe.replace(options={}), out=tmp_path / "b", silent=True).parameters
+    assert str(result).startswith("resnet20, pnnh on digits: ")
+    assert load_network(str(tmp_path)).name == f"resnet20, pnnh of {tmp_path.name}"
 
 
 def test_worker_feed_trains(tmp_path: Path) -> None:

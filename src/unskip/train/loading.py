@@ -215,7 +215,7 @@ def _from_run(path: Path, tested: bool, command: str) -> Subject:
     _load_weights(network, weights, path, recipe.network, command)
     side = state.get("image_size") or recipe.image_size or side
     return Subject(
-        name=f"{recipe.network} of {path.parent.name or path}",
+        name=f"{recipe.network_in_words} of {path.parent.name or path}",
         network=network,
         input_size=(reads, side or GUESSED_SIDE, side or GUESSED_SIDE),
         guessed=not side,

@@ -136,6 +136,11 @@ class Recipe:
         if self.keep == "best" and not self.val_fraction:
             raise ValueError("recipe: keep='best' chooses on validation images; set val_fraction above 0.")
 
+    @property
+    def network_in_words(self) -> str:
+        """The network's name and, where it is plainified first, the method: `resnet20, pnnh`."""
+        return f"{self.network}, {self.method}" if self.method else self.network
+
     def replace(self, **changes: Any) -> "Recipe":
         """The same recipe with some fields changed. An unknown name is refused with the nearest known one."""
         known = list(_types())

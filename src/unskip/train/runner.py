@@ -31,7 +31,7 @@ from unskip.train.sets import DataSet
 class Result:
     """What came out of a run. Its text is one line."""
 
-    network: str  # the recipe's, or the class of your own
+    network: str  # the recipe's with its method, or the class of your own
     dataset: str
     test_error: float  # percent, of the weights that the recipe keeps
     test_loss: float  # cross-entropy
@@ -151,7 +151,7 @@ def try_out(network: nn.Module, data: DataSet) -> None:
 def finish(training: Training) -> Result:
     """Tests the weights that the recipe keeps, and writes what stays of the run."""
     recipe, data, folder = training.recipe, training.data, training.folder
-    network = training.own or recipe.network
+    network = training.own or recipe.network_in_words
     if recipe.keep == "best":
         saving.read_weights(training, "best.safetensors")
     if recipe.settle:
