@@ -1,8 +1,10 @@
 """The floor's counts, against sums done by hand."""
 
+import pytest
 import torch
 from torch import nn
 
+from unskip.bench import floor
 from unskip.bench.floor import Rates, measure_rates, work
 
 
@@ -53,3 +55,12 @@ def test_rates_of_this_machine() -> None:
     found = measure_rates(torch.device("cpu"), torch.float32)
     assert 1e8 < found.flops < 1e15
     assert 1e7 < found.bytes < 1e14
+
+
+@pytest.mark.parametrize(("product", "convolution"), [(1.0, 1e9), (1e9, 1.0)])
+def test_the_better_of_product_and_convolution_counts(
+    product: float, convolution: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter((product, convolution, 1.0))
+    monkeypatch.setattr(floor, "_median_seconds", lambda call, device: next(seconds))
+    assert measure_rates(torch.device("cpu"), torch.float32).flops > 1e8

@@ -1,12 +1,12 @@
 """The floor: what a step must compute and move, over the rates that this device reaches.
 
-    arithmetic   2 x multiply-accumulates of all convolutions and matrix products / measured rate of a matrix product
+    arithmetic   2 x multiply-accumulates of all convolutions and matrix products / measured rate of a large one
     traffic      bytes of their inputs, outputs and weights, each read or written once / measured rate of a copy
 
 Everything else (norms, activations, sums, pooling) is taken to be fused into them and free. Training is counted from a
 real backward pass: the gradient of the input reads the output's gradient and the weight, that of the weight reads the
-output's gradient and the input, and frozen weights and the first layer's input have none. No kernel can be faster than
-the larger of the two; a step in several kernels is slower, since they do not overlap perfectly.
+output's gradient and the input, and frozen weights and the first layer's input have none. No kernel at
+those rates is faster than the larger of the two; a step in several kernels is slower, since they do not overlap.
 """
 
 import copy
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -43,7 +44,7 @@ class Work:
 class Rates:
     """What a device reaches."""
 
-    flops: float  # floating-point operations a second in a large matrix product at the precision of the comparison
+    flops: float  # floating-point operations a second in a large product or convolution, at the comparison's precision
     bytes: float  # read plus written a second in a large copy
 
 
@@ -107,16 +108,27 @@ def _flops_backward(
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
-    """The median of ten large matrix products and of ten large copies, on random numbers."""
+    """Arithmetic: the better of a large matrix product and a large convolution; traffic: a large copy.
+
+    Each is the median of ten, on random numbers. Some CPUs have a fast convolution in bfloat16 and no fast product.
+    """
     gpu = device.type == "cuda"
-    n = 8192 if gpu else 1024
+    n = 8192 if gpu else 512
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     product = a @ b
-    seconds = _median_seconds(lambda: torch.mm(a, b, out=product), device)
+    multiplied = _median_seconds(lambda: torch.mm(a, b, out=product), device)
+    batch, side, channels = (256, 28, 512) if gpu else (8, 28, 128)
+    kernel = torch.randn(channels, channels, 3, 3, device=device, dtype=dtype)
+    images = torch.randn(batch, channels, side + 2, side + 2, device=device, dtype=dtype)
+    images, kernel = (x.to(memory_format=torch.channels_last) for x in (images, kernel))
+    convolved = _median_seconds(lambda: F.conv2d(images, kernel), device)
     source = torch.randn((1 << 28) if gpu else (1 << 25), device=device)  # 1 GiB, 128 MiB
     target = torch.empty_like(source)
     copied = _median_seconds(lambda: target.copy_(source), device)
-    return Rates(flops=2 * n**3 / seconds, bytes=2 * source.numel() * source.itemsize / copied)
+    return Rates(
+        flops=max(2 * n**3 / multiplied, 2 * batch * side**2 * kernel.numel() / convolved),
+        bytes=2 * source.numel() * source.itemsize / copied,
+    )
 
 
 def _median_seconds(call: Callable[[], object], device: torch.device) -> float:

@@ -68,7 +68,8 @@ def run(
 
     Args:
         recipe: a Recipe, the name of one, or the path of a TOML file.
-        network: a network of your own, trained in place, instead of the recipe's.
+        network: a network of your own, trained in place, instead of the recipe's; with `ema` the averaged weights,
+            which are tested, are in the run's folder alone.
         data: a data set of your own, instead of the recipe's.
         data_dir: where the recipe's data set lies.
         out: the folder of the run; 'runs/' and the recipe's name unless given.
