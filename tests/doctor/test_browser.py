@@ -163,6 +163,18 @@ def test_a_kind_of_layers_can_be_hidden(browser: Any, tmp_path: Path) -> None:
     assert visit.complaints == []
 
 
+@pytest.mark.parametrize(("last", "lines"), [(8, 2), (11, 1)])
+def test_no_line_joins_layers_that_lie_far_apart(browser: Any, tmp_path: Path, last: int, lines: int) -> None:
+    one = report()
+    kinds = {0: "norm", last: "norm"}
+    layers = tuple(replace(layer, kind=kinds.get(i, "conv")) for i, layer in enumerate(one.measured.layers))
+    replace(one, measured=replace(one.measured, layers=layers)).to_html(tmp_path / "one.html")
+    visit = Visit(browser, tmp_path / "one.html")
+    drawn = [m for m in visit.marks("near_far") if m["stroke"] == "var(--a)" and m["width"] > 100]
+    assert len(drawn) == lines
+    assert visit.complaints == []
+
+
 def test_hostile_names_do_nothing(browser: Any, tmp_path: Path) -> None:
     file = tmp_path / "evil.html"
     report(HOSTILE[1], names=HOSTILE).to_html(file, against=report(HOSTILE[2], names=HOSTILE))

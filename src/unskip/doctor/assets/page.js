@@ -84,13 +84,15 @@
   const charts = []; // {chart, network, plot, now, rows, lookup}
   function options(plot, network, which, axis) {
     const series = network.series[plot.name], layers = network.layers, color = COLORS[which];
-    const inside = new Map(), outside = [], bars = [];
+    const inside = new Map(), outside = [], bars = [], far = Math.max(8, layers.length / 4);
     series.x.forEach((x, i) => {
       const y = series.y[i], { kind, line } = layers[x];
       if (hidden.has(kind)) return;
       if (!inside.has(line)) inside.set(line, { kind, data: [] });
       const off = y !== null && atEdge(y, axis);
-      inside.get(line).data.push([x, y === null || off ? "-" : y]);
+      const data = inside.get(line).data, before = data.at(-1);
+      if (before && x - before[0] > far) data.push([before[0], "-"]); // a line so long would pass for measurements
+      data.push([x, y === null || off ? "-" : y]);
       if (off) outside.push({ value: [x, edge(y, axis)], symbolRotate: y === "inf" ? 0 : 180 });
       const error = series.e?.[i];
       if (y !== null && !off && typeof error === "number" && error > 0) bars.push([x, Math.max(y - error, axis.min), Math.min(y + error, axis.max)]);
