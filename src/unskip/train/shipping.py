@@ -1,6 +1,7 @@
 """What `unskip plainify`, `unskip fold` and `unskip export` do: a network from a word, a file, and its proof."""
 
 import math
+import os
 import sys
 import tomllib
 import warnings
@@ -267,7 +268,10 @@ def _feed(subject: Subject, word: str) -> tuple[DataSet, Feed]:
             )
         recipe = Recipe(dataset=kind, val_fraction=0.0)
     side = subject.input_size[-1]
-    recipe = recipe.replace(image_size=side, check_files=False, channels_last=False, batch=1, mixup=0.0, cutmix=0.0)
+    recipe = recipe.replace(
+        image_size=side, check_files=False, channels_last=False, batch=1, mixup=0.0, cutmix=0.0,
+        workers=min(recipe.workers, os.cpu_count() or 1),  # that run may have had more cores; PyTorch would warn
+    )  # fmt: skip
     data = load(recipe, root)
     if (data.channels, data.image_size, data.image_size) != subject.input_size:
         raise ValueError(
