@@ -5,8 +5,8 @@
 
 Everything else (norms, activations, sums, pooling) is taken to be fused into them and free. Training is counted from a
 real backward pass: the gradient of the input reads the output's gradient and the weight, that of the weight reads the
-output's gradient and the input, and frozen weights and the first layer's input have none. No kernel at
-those rates is faster than the larger of the two; a step in several kernels is slower, since they do not overlap.
+output's gradient and the input, and frozen weights and the first layer's input have none. No kernel at those rates is
+faster than the larger of the two; a step in several kernels is slower, since they do not overlap perfectly.
 """
 
 import copy

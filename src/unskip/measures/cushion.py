@@ -97,7 +97,7 @@ def jvp(function: Callable[[Tensor], Any], x: Tensor, v: Tensor, seed: int) -> T
         torch.manual_seed(seed)  # the same dropout in every direction
         y = function(forward_ad.make_dual(x.clone(), v))
         if not isinstance(y, Tensor):
-            raise NotImplementedError(f"it returns {type(y).__name__}")
+            raise TypeError(f"it returns {type(y).__name__}")
         tangent = forward_ad.unpack_dual(y).tangent
         return torch.zeros_like(y) if tangent is None else tangent
 
@@ -172,7 +172,7 @@ def interlayer(probe: Probe) -> tuple[dict[Block, Estimate], tuple[str, ...]]:
             return
         try:
             cushion, spread = interlayer_cushion(block, x.detach(), coupled=couples(block), seed=probe.seed)
-        except (RuntimeError, NotImplementedError, TypeError) as error:
+        except (RuntimeError, TypeError) as error:
             missing[block.name] = reason(error)
             return
         value, error_of_mean = mean_of(cushion)
