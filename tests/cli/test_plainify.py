@@ -47,6 +47,23 @@ def test_a_dry_run_says_what_it_costs_and_writes_nothing(tmp_path: Path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("method", ["rm", "pnnh"])
+def test_blocks_that_can_not_be_skip_free_are_left_and_named_where_that_is_asked(
+    method: str, tmp_path: Path, refused: Callable[[list[str]], str]
+) -> None:
+    words = ["plainify", "mobilenetv3_small_050", "--method", method, "--input-size", "3x64x64"]
+    sentence = refused([*words, "-o", "net.safetensors"])
+    assert "can't make block 'blocks.1.1' of MobileNetV3" not in sentence  # the one without squeeze and excitation
+    assert sentence.strip().endswith("--no-strict leaves such blocks as they are.")
+    named = "residual blocks that keep their skips (6 of 7): blocks.2.1, blocks.2.2, blocks.3.0, "
+    assert named in invoke(*words, "--no-strict", "--dry-run")
+    assert named in invoke(*words, "--no-strict", "-o", tmp_path / "net.safetensors")
+    subject = load_network(str(tmp_path / "net.safetensors"))  # which compares its answer with the file's
+    assert subject.name == f"mobilenetv3_small_050, {method} (6 of 7 blocks keep their skips)"
+    assert subject.network.surgery.replaced == ("blocks.1.1",)
+    assert len(subject.network.surgery.left) == 6
+
+
 @pytest.mark.full
 def test_a_method_for_training_from_scratch_says_so(tmp_path: Path) -> None:
     out = tmp_path / "net.safetensors"
@@ -76,6 +93,7 @@ def test_a_method_for_training_from_scratch_says_so(tmp_path: Path) -> None:
         (["resnet20", "--dry-run", "--method", "pnnh", "--limit", "3"], "method 'pnnh' has no option 'limit'"),
         (["plain_resnet20", "-o", "a.safetensors"], "no residual block"),
         (["seresnet18", "--dry-run"], "plainify: method 'rm' can't make block 'layer1.0'"),
+        (["seresnet18", "--no-strict", "-o", "a.safetensors"], "'rm' can make no block of seresnet18 skip-free"),
         (["hostile.pt", "-o", "a.safetensors"], "plainify: hostile.pt is no checkpoint"),
     ],
 )

@@ -18,6 +18,12 @@ def plainify(
         float | None,
         typer.Option(help="How many times its parameters the network may have after rm; 4 unless given."),
     ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict/--no-strict", help="Refuse a block that the method can't make skip-free, or leave it as it is."
+        ),
+    ] = True,
     weights: Weights = None,
     input_size: InputSize = None,
     seed: Seed = 0,
@@ -35,4 +41,7 @@ def plainify(
 
     source = source_of(network, weights=weights, input_size=input_size, seed=seed, command="plainify")
     chosen = parse_options(options, command="plainify")
-    print(plainify_to_file(source, out, method=method, options=chosen, limit=limit, dry_run=dry_run, force=force))
+    said = plainify_to_file(
+        source, out, method=method, options=chosen, limit=limit, strict=strict, dry_run=dry_run, force=force
+    )
+    print(said)

@@ -25,7 +25,12 @@ class Conversion:
 
 
 def convert(
-    network: nn.Module, method: str | Method = "rm", *, example: Tensor | None = None, **options: Any
+    network: nn.Module,
+    method: str | Method = "rm",
+    *,
+    example: Tensor | None = None,
+    strict: bool = True,
+    **options: Any,
 ) -> nn.Module:
     """`plainify` by an exact method, verified: the same function without skips, or an error.
 
@@ -33,6 +38,7 @@ def convert(
         network: a trained residual network in eval mode. It stays untouched.
         method: an exact one: 'rm', or one of your own.
         example: a batch of inputs to check the result on; without it small random images that the network takes.
+        strict: as in `plainify`: with False a block that the method can't take keeps its skip, with a warning.
         options: the method's own; for 'rm': norm, relu6, scale, middle and limit.
 
     Returns:
@@ -52,10 +58,10 @@ def convert(
             "unskip.plainify applies it, for training from scratch."
         )
     original = in_float64("convert", network)
-    price = cost(network, how, example=example)
+    price = cost(network, how, example=example, strict=strict)
     price.check(getattr(how, "limit", math.inf), "convert", getattr(how, "cheaper", ""))
     unlimited = dataclasses.replace(how, limit=math.inf) if hasattr(how, "limit") else how  # type: ignore[type-var]
-    converted = plainify(original, unlimited)
+    converted = plainify(original, unlimited, strict=strict)
     x = find_example("convert", converted, example)  # which may ask for more than the original: even sides
     _refuse_range(converted, x)
     converted, exact, check = proven("convert", network, original, converted, x)

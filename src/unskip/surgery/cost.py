@@ -36,6 +36,8 @@ class Cost:
     before: Size
     after: Size
     shape: tuple[int, ...]  # of the image that was counted
+    blocks: int = 0  # residual ones, where the conversion is plainify's
+    left: tuple[str, ...] = ()  # paths of those that stay as they are (strict=False)
 
     @property
     def growth(self) -> float:
@@ -63,6 +65,10 @@ class Cost:
                 continue
             numbers = "".join(f"{f'{n / unit:,.2f} {symbol}':>14}" for n in (before, after))
             lines.append(f"{name:<28}{numbers}{after / max(1, before):>9.2f}")
+        if self.left:
+            lines.append(
+                f"residual blocks that keep their skips ({len(self.left)} of {self.blocks}): {', '.join(self.left)}"
+            )
         return "\n".join(lines)
 
 

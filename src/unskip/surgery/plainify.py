@@ -29,6 +29,14 @@ class Surgery:
     kept: dict[str, int]  # skips that stay by design, by kind: {'attention': 12}
 
 
+class Stuck(ValueError):  # noqa: N818 - a refusal with a reason
+    """A block that the method can't make skip-free. A whole sentence, with the way out that the library has."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason} strict=False leaves such blocks as they are.")
+        self.reason = reason  # for callers who have a way out of their own
+
+
 def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = True, **options: Any) -> nn.Module:
     """Returns a skip-free version of a residual network; the given one stays untouched.
 
@@ -86,10 +94,13 @@ def _cost(model: nn.Module, how: Method, example: Tensor | None, *, label: str, 
         warnings.simplefilter("ignore")  # what is left or lost, plainify itself says
         after = _plainify(on_meta(model), how, label=label, strict=strict)
     must_run = example is not None
+    surgery: Surgery = after.surgery  # type: ignore[assignment]
     return Cost(
         before=size(on_meta(model), shape, must_run=must_run),
         after=size(after, shape, must_run=must_run),
         shape=shape,
+        blocks=len(surgery.replaced) + len(surgery.left),
+        left=surgery.left,
     )
 
 
@@ -123,8 +134,10 @@ def _plainify(network: nn.Module, how: Method, *, label: str, strict: bool) -> n
     blocks = list(find_blocks(network))
     if not any(_may_skip(block, path, reader) for path, block, reader in blocks):
         _refuse(
-            f"plainify: {name} has no residual block that a reader knows: it is plain already, or its skips stand "
-            f"elsewhere. Known blocks: {', '.join(known_families())}. Add one with unskip.surgery.register_reader.",
+            ValueError(
+                f"plainify: {name} has no residual block that a reader knows: it is plain already, or its skips stand "
+                f"elsewhere. Known blocks: {', '.join(known_families())}. Add one with unskip.surgery.register_reader."
+            ),
             strict,
         )
     nonnegative = _nonnegative(network, blocks) if exact else set()
@@ -133,13 +146,13 @@ def _plainify(network: nn.Module, how: Method, *, label: str, strict: bool) -> n
             network = _put(network, path, done[id(block)])
             replaced.append(path)
             continue
-        refusal = ""
+        refusal = None
         try:
             spec, new = _operate(block, path, reader, how, bank, nonnegative=id(block) in nonnegative)
         except Unsupported as reason:
-            refusal = f"plainify: method {label} can't make block {path!r} of {name} skip-free: {reason}. "
+            refusal = Stuck(f"plainify: method {label} can't make block {path!r} of {name} skip-free: {reason}.")
         if refusal:
-            _refuse(refusal + "strict=False leaves such blocks as they are.", strict)
+            _refuse(refusal, strict)
             left.append(path)
             continue
         for kind in spec.kept + (("block",) if getattr(new, "keeps_skip", False) else ()):
@@ -223,10 +236,10 @@ def _may_skip(block: nn.Module, path: str, reader: Reader | None) -> bool:
         return True
 
 
-def _refuse(message: str, strict: bool) -> None:
+def _refuse(refusal: ValueError, strict: bool) -> None:
     if strict:
-        raise ValueError(message)
-    warnings.warn(message, stacklevel=4)
+        raise refusal
+    warnings.warn(getattr(refusal, "reason", str(refusal)), stacklevel=4)  # the way out has been taken
 
 
 def _label(method: str | Method) -> str:

@@ -17,7 +17,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from unskip.methods.registry import nearest
 from unskip.models import ENTRIES, create_model
-from unskip.surgery import plainify
+from unskip.surgery import Stuck, plainify
 from unskip.train import netfile
 from unskip.train.checkpoint import FORMAT, read_torch_file
 from unskip.train.recipe import Recipe
@@ -69,8 +69,14 @@ def load_network(
     """
     subject = _build(word, seed, tested, command)
     if method:
-        with seeded(seed, 1):  # not the numbers that the stem has been drawn from
-            network = plainify(subject.network, method)
+        try:
+            with seeded(seed, 1):  # not the numbers that the stem has been drawn from
+                network = plainify(subject.network, method)
+        except Stuck as stuck:
+            raise ValueError(
+                f"{stuck.reason} `unskip plainify {word} --method {method} --no-strict -o FILE` leaves such blocks as "
+                f"they are, and {command} takes the file."
+            ) from stuck
         steps = (*subject.steps, {"plainify": method, "options": {}})
         subject = replace(subject, name=f"{subject.name}, {method}", network=network, steps=steps)
     if weights is not None:

@@ -30,7 +30,7 @@ KEY = "unskip"
 SAME = 1e-6  # relative, of answers in float64 by weights that are the same
 ANSWERS = 64  # numbers of the answer that the file holds
 
-Step = dict[str, Any]  # {"plainify": method, "options": {...}} or {"fold": form}
+Step = dict[str, Any]  # {"plainify": method, "options": {...}, "strict": bool} or {"fold": form}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def take_step(network: nn.Module, step: Step, example: Tensor) -> nn.Module:
             options["limit"] = math.inf  # whoever wrote the file has agreed to its size
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # fresh weights are discarded, and the right ones come from the file
-            return plainify(network, step["plainify"], **options)
+            return plainify(network, step["plainify"], strict=step.get("strict", True), **options)
     return fold(network, step["fold"], example=example)
 
 

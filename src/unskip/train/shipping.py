@@ -19,7 +19,7 @@ from unskip.ship.export import OPSET
 from unskip.ship.files import check_free
 from unskip.ship.fold import Form, Refusal
 from unskip.ship.int8 import LIMIT, Bits
-from unskip.surgery import Cost, cost, plainify
+from unskip.surgery import Cost, Stuck, cost, plainify
 from unskip.surgery.cost import on_meta, size
 from unskip.train import netfile
 from unskip.train.feed import DeviceFeed, Feed, Share, WorkerFeed
@@ -91,6 +91,7 @@ def plainify_to_file(
     method: str = "rm",
     options: dict[str, Any] | None = None,
     limit: float | None = None,
+    strict: bool = True,
     dry_run: bool = False,
     force: bool = False,
 ) -> str:
@@ -102,6 +103,7 @@ def plainify_to_file(
         method: an exact one keeps the function, and is verified; any other is for training from scratch.
         options: the method's own.
         limit: how many times its parameters the network may have after an exact method; its own unless given.
+        strict: whether a block that can't be made skip-free is refused; else it stays as it is, and is named.
         dry_run: writes nothing, and says what it would cost.
         force: whether a file that is there may be replaced.
     """
@@ -117,23 +119,33 @@ def plainify_to_file(
     how = resolve_method(method, options)
     subject = source.load("plainify")
     example = example_for(subject)
-    price = cost(subject.network, how, example=example)
+    try:
+        price = cost(subject.network, how, example=example, strict=strict)
+    except Stuck as stuck:
+        raise ValueError(f"{stuck.reason} --no-strict leaves such blocks as they are.") from stuck
+    if len(price.left) == price.blocks:
+        raise ValueError(
+            f"plainify: method {method!r} can make no block of {subject.name} skip-free; --strict says why."
+        )
     if out is None or dry_run:
         return str(price)
     exact = getattr(how, "exact", False)
     if exact:
         hint = getattr(how, "cheaper", "") + ' (--limit, --options "{...}")'
         price.check(getattr(how, "limit", math.inf), "plainify", hint)
-        network = convert(subject.network, how, example=example)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of blocks that are left, which the price names
+            network = convert(subject.network, how, example=example, strict=strict)
         proof = str(network.conversion.check)  # type: ignore[union-attr]
     else:
         with warnings.catch_warnings(), seeded(source.seed, 1):
             warnings.simplefilter("ignore")  # the next line says it
-            network = plainify(subject.network, how).eval()
+            network = plainify(subject.network, how, strict=strict).eval()
         proof = f"Method {method!r} is for training from scratch: the blocks are new, and the function is another one."
     chosen = {name: value for name, value in asdict(how).items() if name != "limit"}  # type: ignore[call-overload]
-    step = {"plainify": method, "options": chosen}
-    name = f"{subject.name}, {method}"
+    step = {"plainify": method, "options": chosen, "strict": strict}
+    skips = f" ({len(price.left)} of {price.blocks} blocks keep their skips)" if price.left else ""
+    name = f"{subject.name}, {method}{skips}"
     subject = replace(subject, name=name, network=network, steps=(*subject.steps, step))
     written = save_network(out, subject, proof=proof, force=force, command="plainify")
     return f"{price}\n\n{proof}\n\n{out}: {name}, {price.after.parameters:,} parameters, {written:,} bytes."
