@@ -2,11 +2,14 @@
 
 import copy
 import io
+import sys
+from collections.abc import Callable
 
 import pytest
 import timm
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torchvision.models import resnet18
 from torchvision.models._utils import IntermediateLayerGetter
 
@@ -100,3 +103,49 @@ def test_loading_into_one_block_s_coder_is_seen_by_all() -> None:
     state = {key: torch.zeros_like(v) if key.endswith(".dec") else v for key, v in net.state_dict().items()}
     net.load_state_dict(state)
     assert not any(block.coder(torch.rand(1, 16, 4, 4)).any() for block in net.layer1)
+
+
+def replicas(net: nn.Module, devices: list[str], monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """What nn.DataParallel makes, by PyTorch's own function but for its broadcast, which is for GPUs alone."""
+    module = sys.modules["torch.nn.parallel.replicate"]
+    monkeypatch.setattr(module, "_get_device_index", lambda device, _: device)
+    monkeypatch.setattr(
+        module,
+        "_broadcast_coalesced_reshape",
+        lambda tensors, devices, detach=False: [[t.to(device, copy=True) for t in tensors] for device in devices],
+    )
+    return module.replicate(net, devices)
+
+
+REPLICATED = {
+    "fitted": network,
+    "closed": lambda: unskip.plainify(cifar_resnet(14)),
+    "tied": lambda: unskip.plainify(cifar_resnet(14), "seq", tie="conv2"),
+}
+
+
+@pytest.mark.parametrize("build", REPLICATED.values(), ids=REPLICATED)
+def test_replicas_of_data_parallel_run_on_their_own_devices(
+    build: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = build()
+    with FakeTensorMode(allow_non_fake_inputs=True):  # has devices by name, and minds where tensors are
+        with pytest.raises(RuntimeError, match="device"):
+            net(torch.randn(2, 3, 16, 16, device="cuda:1"))
+        for replica, device in zip(replicas(net, ["cpu", "cuda:1"], monkeypatch), ["cpu", "cuda:1"], strict=True):
+            assert replica(torch.randn(2, 3, 16, 16, device=device)).device == torch.device(device)
+
+
+@pytest.mark.parametrize("build", REPLICATED.values(), ids=REPLICATED)
+def test_replicas_of_data_parallel_are_the_same_function(
+    build: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = build().double().eval()
+    x = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    y = net(x)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    _, away = replicas(net, ["cpu", device], monkeypatch)
+    far = away(x.to(device))
+    torch.testing.assert_close(far.cpu(), y)
+    parameters = list(net.parameters())
+    torch.testing.assert_close(torch.autograd.grad(far.sum(), parameters), torch.autograd.grad(y.sum(), parameters))

@@ -4,7 +4,7 @@ from unskip.coders.bank import PRETEXTS, CoderBank, act_name, make_coder
 from unskip.coders.cache import cache_dir
 from unskip.coders.cheap import CheapCoder, CheapTransition, Closed, closed_of
 from unskip.coders.closed import FORMS, averaging, odd_part_is_identity
-from unskip.coders.coder import Coder, CoderRef, TransitionCoder
+from unskip.coders.coder import Coder, CoderRef, TransitionCoder, is_replica
 from unskip.coders.fit import PRETEXT_TASKS, Fit, fit, floor
 from unskip.coders.spec import CoderSpec
 
@@ -27,6 +27,7 @@ __all__ = [
     "closed_of",
     "fit",
     "floor",
+    "is_replica",
     "make_coder",
     "odd_part_is_identity",
 ]

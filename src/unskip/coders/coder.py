@@ -84,11 +84,19 @@ class CoderRef(nn.Module):
     def coder(self) -> Coder:
         return self._shared[0]
 
+    def near(self, x: Tensor) -> Coder:
+        """The coder; in a replica one with its weights where x is."""
+        if not is_replica(self) or self.coder.closed is not None:
+            return self.coder
+        coder = self.coder._replicate_for_data_parallel()
+        coder.enc, coder.dec = (weight.to(x.device) for weight in (coder.enc, coder.dec))
+        return coder
+
     def decode(self, code: Tensor) -> Tensor:
-        return self.coder.decode(code)
+        return self.near(code).decode(code)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.coder(x)
+        return self.near(x)(x)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CoderRef":
         # .to(), .double() and to_empty() of any part of a network reach the coder that it uses; twice does no harm.
@@ -180,6 +188,11 @@ class TransitionCoder(nn.Module):
 
     def extra_repr(self) -> str:
         return f"stride={self.stride}"
+
+
+def is_replica(module: nn.Module) -> bool:
+    """Whether nn.DataParallel has made it: of registered tensors alone, so what it refers to is on the first device."""
+    return getattr(module, "_is_replica", False)
 
 
 def project(x: Tensor, weight: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip.coders import CoderBank
+from unskip.coders import CoderBank, is_replica
 from unskip.methods.inits import Init, pair_weights, tall_weight
 from unskip.methods.pnnh import norm_like
 from unskip.methods.registry import check_choices, register_method
@@ -49,9 +49,10 @@ class TiedConv(nn.Module):
         return weight.transpose(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.to(x.device) if is_replica(self) else self.weight
         if isinstance(self._partner[0], nn.Conv2d):
-            return F.conv2d(x, self.weight, self.bias)
-        return F.linear(x, self.weight, self.bias)
+            return F.conv2d(x, weight, self.bias)
+        return F.linear(x, weight, self.bias)
 
     @torch.no_grad()
     def untied(self) -> Conv:
