@@ -1,4 +1,4 @@
-"""The fifth and sixth series (learning rate 0.1), and their queues; several sets make one queue, in this order.
+"""The fifth to seventh series (learning rate 0.1), and their queues; several sets make one queue, in this order.
 
     python jobs4.py plain ladder table4:0,1 > queue.json && python drive.py queue.json ...
 
@@ -13,13 +13,14 @@ deep          1,004 layers
 long_wide     the wide network on all 50,000 images, 200 epochs
 long_resnet   ResNet-110, likewise
 long_wide20   the wide network of 20 layers, likewise
+he            ResNet-110's widths at equal parameters: pair average, identity, identity with centred transient channels
 """
 
 import argparse
 import json
 from collections.abc import Callable
 
-from jobs3 import CENTRED_3X, RESNET
+from jobs3 import CENTRED, CENTRED_3X, RESNET
 
 Networks = dict[str, dict]
 PAPER = {"transition": "whole", "scale": 1.0}  # section 4 and Figure 2: no coder in transitions, He's scale
@@ -47,11 +48,17 @@ def same(networks: Networks) -> Callable[[int], Networks]:
 
 START = {f"table4_{task}_start": {**PAPER, **fitted(f"{task}_start")} for task in TASKS}
 LADDER = {f"ladder_{6 * blocks + 2}": {**CENTRED_3X, "blocks": blocks} for blocks in (9, 7, 5, 3)}
+HE = {
+    "he_pair": {"head_norm": True},
+    "he_identity": {"head_norm": True, "path": "half"},
+    "he_centred": {**CENTRED, "widths": [16, 32, 64], "hidden": [15, 29, 57]},
+}
 DECAY = {"weight_decay": 5e-4}
 LONG = {**DECAY, "whole": True, "epochs": 200}
 SHORT = {"epochs": 15, "weight_decay": 3e-4}  # the paper's decay
 SETS: dict[str, tuple[Callable[[int], Networks], dict, list[int], bool]] = {  # networks, training, seeds, save weights
     "ladder": (same(LADDER), {**DECAY, "epochs": 30}, [0, 1, 2], True),
+    "he": (same(HE), {**DECAY, "epochs": 30}, [0, 1, 2], False),
     "plain": (same({"plain110": PLAIN}), {"epochs": 30, "weight_decay": 3e-4}, [0, 1], False),
     "table4": (table4("table4", PAPER), SHORT, [0, 1, 2], False),
     "table4_start": (same(START), SHORT, [0, 1], False),

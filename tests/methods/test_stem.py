@@ -16,7 +16,8 @@ from torch.nn.utils import prune
 import unskip
 from tests.methods.interpreter import interpreted, needs_triton
 from unskip.methods import stem
-from unskip.methods.stem import StemConv2d, StemPool, quicken_stem
+from unskip.methods.stem import PooledStem, StemConv2d, StemPool, quicken_stem
+from unskip.ship.fold import pool_stem
 
 
 @pytest.fixture
@@ -244,12 +245,93 @@ def test_folded_it_stays_in_form_fast_and_is_ordinary_in_form_dense() -> None:
     network = beginning("fast").eval()
     example = torch.randn(2, 3, 32, 32)
     fast, dense = (unskip.fold(network, form, example=example) for form in ("fast", "dense"))
-    assert type(fast.conv1) is StemConv2d
-    assert fast.conv1.bias is not None  # the norm is in it
-    assert type(fast.maxpool) is StemPool
+    assert type(fast.conv1) is PooledStem
+    conv, _, pool = fast.conv1
+    assert type(conv) is StemConv2d
+    assert conv.bias is not None  # the norm is in it
+    assert type(pool) is StemPool
+    assert type(fast.act1) is type(fast.maxpool) is nn.Identity
     assert type(dense.conv1) is nn.Conv2d
     assert type(dense.maxpool) is nn.MaxPool2d
     assert not any(isinstance(module, nn.BatchNorm2d) for net in (fast, dense) for module in net.modules())
+
+
+def layers_of_a_stem(bias: bool = True) -> list[nn.Module]:
+    conv, pool = nn.Conv2d(3, 8, 7, stride=2, padding=3, bias=bias), nn.MaxPool2d(3, 2, 1)
+    return [stem.conv_as(StemConv2d, conv), nn.ReLU(inplace=True), stem.pool_as(StemPool, pool)]
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 32, 32), (1, 3, 31, 45), (3, 16, 16)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_bias_and_relu_behind_the_pooling_change_no_bit(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """max relu(u + b) = relu(max u + b), whatever the rounding, with a bias that is added as it is here."""
+    conv, act, pool = layers_of_a_stem()
+    network = PooledStem(conv, act, pool).to(dtype)
+    x = torch.randn(shape, dtype=dtype)
+    u = conv._conv_forward(x, conv.weight, None)
+    expected = pool(act(u + conv.bias.view(-1, 1, 1)))
+    assert (expected == 0).any()
+    assert torch.equal(network(x), expected)
+
+
+def test_a_pooled_stem_under_autocast_gives_half_precision_and_gradients() -> None:
+    network = PooledStem(*layers_of_a_stem())
+    x = torch.randn(2, 3, 16, 16, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert network(x).dtype == torch.bfloat16
+    ordinary = nn.Sequential(*network)
+    found = [torch.autograd.grad(f(x).square().sum(), [x, *network.parameters()]) for f in (ordinary, network)]
+    for expected, actual in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_a_pooled_stem_that_is_watched_or_has_no_bias_runs_layer_by_layer() -> None:
+    x = torch.randn(2, 3, 16, 16)
+    network = PooledStem(*layers_of_a_stem())
+    expected = network(x)
+    seen = []
+    handle = network[1].register_forward_hook(lambda module, args, output: seen.append(output.shape))
+    torch.testing.assert_close(network(x), expected)
+    assert seen == [(2, 8, 8, 8)]
+    handle.remove()
+    network(x)
+    assert len(seen) == 1
+    traced = torch.fx.symbolic_trace(network)
+    assert [node.op for node in traced.graph.nodes].count("call_module") >= 1
+    torch.testing.assert_close(traced(x), expected)
+    exported = torch.export.export(network, (x,))
+    called = [str(node.target).split(".")[1] for node in exported.graph.nodes if node.op == "call_function"]
+    assert called == ["conv2d", "relu_", "max_pool2d"]
+    bare = PooledStem(*layers_of_a_stem(bias=False))
+    assert torch.equal(bare(x), nn.Sequential(*bare)(x))
+
+
+def test_a_stem_whose_parts_are_read_elsewhere_too_stays_apart() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.act, self.pool = layers_of_a_stem()
+            self.act.inplace = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            u = self.act(self.conv(x))
+            return torch.cat([self.pool(u).flatten(1), u.flatten(1)], 1)
+
+    network, x = Twice().eval(), torch.randn(2, 3, 16, 16)
+    assert pool_stem(network, x) is network
+    assert type(network.conv) is StemConv2d
+
+
+def test_folded_in_form_fast_a_network_can_still_be_pruned() -> None:
+    network = unskip.create_model("pnnh_resnet18", num_classes=3).eval()
+    with torch.no_grad():
+        network.conv1.weight[:2] = 0  # dead: their norms' shift is 0 too
+    x = torch.randn(2, 3, 64, 64)
+    fast = unskip.fold(network, "fast", example=x)
+    pruned = unskip.ship.prune(fast, example=x)
+    assert type(pruned.conv1) is PooledStem
+    with torch.no_grad():
+        torch.testing.assert_close(pruned(x), network(x), rtol=1e-4, atol=1e-4)
 
 
 def test_an_exported_program_has_the_ordinary_operators() -> None:

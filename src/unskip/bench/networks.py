@@ -17,7 +17,7 @@ from unskip.methods.spec import hooked
 from unskip.methods.stem import quicken_stem
 from unskip.models import ENTRIES, create_model
 from unskip.ship import fold
-from unskip.ship.fold import Refusal, absorb_norms
+from unskip.ship.fold import Refusal, absorb_norms, pool_stem
 from unskip.train.loading import Shape, load_network
 from unskip.train.rng import seeded
 
@@ -206,12 +206,13 @@ def forms(contender: Contender, *, folded: bool, example_size: int = 64) -> dict
 
 
 def fuse_norms(network: nn.Module, example: torch.Tensor) -> nn.Module:
-    """A copy whose norms are part of the layers before them; the same function, which is checked."""
+    """A copy whose norms are part of the layers before them, with its stem, if that is ours, as `fold` has it in form
+    'fast'; the same function, which is checked."""
     original = copy.deepcopy(network).to("cpu", torch.float64).eval()
     x = example.to("cpu", torch.float64)
     with torch.no_grad():
         expected = original(x.clone())
-        fused = absorb_norms(original, x)
+        fused = pool_stem(absorb_norms(original, x), x)
         torch.testing.assert_close(fused(x.clone()), expected, rtol=1e-8, atol=1e-8 * expected.abs().max().item())
     kind = next(network.parameters()).dtype
     return fused.to(kind)

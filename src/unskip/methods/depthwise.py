@@ -18,9 +18,8 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as nn_module
 
-from unskip.methods.modes import HALF, differentiates_backwards, exporting, has_kernels_for
+from unskip.methods.modes import HALF, has_kernels_for, unwatched
 from unskip.methods.spec import hooked, square
 
 TOPS: dict[type[nn.Module], float] = {nn.ReLU: 0.0, nn.ReLU6: 6.0}  # 0: no bound
@@ -169,12 +168,6 @@ def suited(x: Tensor) -> bool:
         and x.is_contiguous(memory_format=torch.channels_last)
         and 0 < x.numel() <= MOST * x.shape[1]
     )
-
-
-def unwatched() -> bool:
-    """Whether layers may be taken together: no export, no transform and no hook on all modules asks for each."""
-    hooks = not torch.compiler.is_compiling() and nn_module._has_any_global_hook()
-    return differentiates_backwards() and not exporting() and not hooks
 
 
 def is_pointwise(conv: nn.Module, x: Tensor) -> TypeGuard[nn.Conv2d]:

@@ -5,6 +5,7 @@ import importlib.util
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.modules import module as nn_module
 
 HALF = (torch.bfloat16, torch.float16)
 KINDS = (*HALF, torch.float32, torch.float64)
@@ -32,3 +33,9 @@ def exporting() -> bool:
     """Whether a program for elsewhere is being made, which is to have PyTorch's own operations."""
     # The flag, which PyTorch 2.6 does not have: where torch.compile traces, some versions call that exporting too.
     return getattr(torch.compiler, "_is_exporting_flag", False) or torch.jit.is_tracing()
+
+
+def unwatched() -> bool:
+    """Whether layers may be taken together: no export, no transform and no hook on all modules asks for each."""
+    hooks = not torch.compiler.is_compiling() and nn_module._has_any_global_hook()
+    return differentiates_backwards() and not exporting() and not hooks

@@ -6,9 +6,12 @@
     code[o] = argmax_k x[2 o + k - 1]  3 x 3 max pooling of stride 2. From the code of the winner, one byte for each
                                        output, the gradient of each of the four pixels of a square is a sum over the
                                        1, 2, 2 and 4 windows that the pixel stands in (`unskip.methods.stem_kernels`).
+    max σ(u + b) = σ(max u + b)        for a bias b and ReLU σ, which rise with u, rounded or not: once norms are folded
+                                       they can stand behind the pooling, where a quarter of the numbers is left.
 
-Both are modules with the parameters, the names in `state_dict` and the class of the ordinary ones, whose path they take
-wherever they are not made for what they read. No method depends on them: they are measured apart (docs/bench.md).
+The first two are modules with the parameters, the names in `state_dict` and the class of the ordinary ones, whose path
+they take wherever they are not made for what they read. No method depends on all this: it is measured apart
+(docs/bench.md).
 """
 
 from typing import Any
@@ -17,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip.methods.modes import HALF, differentiates_backwards, has_kernels_for
+from unskip.methods.modes import HALF, differentiates_backwards, has_kernels_for, unwatched
 from unskip.methods.spec import hooked, square
 
 ALIGNED = 16  # channels that tensor cores take as they are; fewer are padded by a kernel of its own
@@ -150,10 +153,10 @@ def is_stem_pool(pool: nn.MaxPool2d) -> bool:
 class StemConv2d(nn.Conv2d):
     """A convolution of stride 2, computed over squares of 2 x 2 pixels: in half precision on a GPU, for even sides."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if even(x) and on_tensor_cores(x) and is_stem(self):
-            return space_to_depth_conv(x, self.weight, self.bias)
-        return super().forward(x)
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if even(input) and on_tensor_cores(input) and is_stem(self):
+            return space_to_depth_conv(input, weight, bias)
+        return super()._conv_forward(input, weight, bias)
 
 
 LAYERS = (nn.Conv2d, nn.Linear, StemConv2d)  # classes whose weight is all that they compute with
@@ -174,6 +177,21 @@ class StemPool(nn.MaxPool2d):
         ):
             return max_pool(x)[0]
         return super().forward(x)
+
+
+class PooledStem(nn.Sequential):
+    """A folded stem: convolution, ReLU and max pooling, with bias and ReLU behind the pooling.
+
+    Where somebody watches one of the three, or a program for elsewhere is made, they run one after another.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv, _, pool = self
+        assert isinstance(conv, nn.Conv2d)
+        if not isinstance(x, Tensor) or conv.bias is None or not unwatched() or any(map(hooked, self)):
+            return super().forward(x)
+        u = pool(conv._conv_forward(x, conv.weight, None))
+        return F.relu_(u + conv.bias.to(u.dtype).view(-1, 1, 1))
 
 
 def quicken_stem(network: nn.Module) -> bool:

@@ -25,7 +25,7 @@ from unskip.methods.pnnh import ALIGNED
 from unskip.methods.spec import NORMS, Conv, is_activation, replace_weight
 from unskip.methods.stack import absorb
 from unskip.methods.stem import LAYERS as PLAIN_LAYERS
-from unskip.methods.stem import StemConv2d, StemPool, ordinary
+from unskip.methods.stem import PooledStem, StemConv2d, StemPool, ordinary
 from unskip.models.simplified import DominantBlock, OneLayerBlock
 from unskip.ship.flow import Step, trace
 from unskip.ship.proof import find_example, in_float64, proven
@@ -70,7 +70,8 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
         form: 'dense' makes one layer of learner and coder; 'fast' keeps a closed-form coder beside the learner as the
             cheap operation that it is (sums of neighbouring channels, pooled in transitions), and the stem and
             depthwise convolutions as `unskip.methods.stem` and `.depthwise` compute them on a GPU, and folds all the
-            rest: fitted coders, and blocks whose sum a norm reads. Where learner and coder become one layer, what its
+            rest: fitted coders, and blocks whose sum a norm reads. The bias and ReLU of such a stem stand behind its
+            pooling. Where learner and coder become one layer, what its
             depthwise convolution reads is filled up to a multiple of 8 channels, with zeros.
         example: a batch of inputs to check the result on; without it small random images that the network takes.
 
@@ -108,6 +109,7 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
         folded = _without_chance(folded)
     folded = absorb_norms(folded, x)
     folded = _absorb_crelu(folded, x)
+    folded = pool_stem(folded, x)
     folded.eval()  # what was built on the way is in training mode
     if not transformer:
         _refuse_leftovers(trace(folded, x.clone()))
@@ -357,6 +359,29 @@ def _absorb_crelu(network: nn.Module, x: Tensor) -> nn.Module:
         runs[mirrored] = runs.pop(layer)
         for step in runs[mirrored]:
             step.module = mirrored
+    return network
+
+
+def pool_stem(network: nn.Module, x: Tensor) -> nn.Module:
+    """A stem of ours, convolution with bias, ReLU and pooling that nothing else reads, as one module."""
+    pool = next((module for module in network.modules() if type(module) is StemPool), None)
+    if pool is None:
+        return network
+    runs = _runs(trace(network, x.clone()))
+    found: list[nn.Module] = [pool]
+    while len(found) < 3:
+        first = runs.get(found[0], [])
+        source = first[0].sources[0] if len(first) == 1 else None
+        if source is None or len(source.readers) != 1:
+            return network
+        found.insert(0, source.module)
+    conv, act, _ = found
+    if type(conv) is not StemConv2d or conv.bias is None or type(act) is not nn.ReLU or len(runs[conv]) != 1:
+        return network
+    stem = PooledStem()
+    for module, new in zip(found, (stem, nn.Identity(), nn.Identity()), strict=True):
+        network = replaced(network, module, new)
+    stem.extend(found)
     return network
 
 
