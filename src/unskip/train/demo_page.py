@@ -1,6 +1,7 @@
 """The demo's picture and page: learning curves, the near/far ratio by depth, and the plain network's second try."""
 
 import html
+from collections.abc import Callable
 from io import BytesIO, StringIO
 
 import matplotlib
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from unskip.train.demo import DEPTH, NOISE, WAYS, Story, versions
 
 INK, SOFT, GRID = "#1e293b", "#64748b", "#e2e8f0"
+SIZES = {"on-wide": (8.2, 3.8), "on-narrow": (4.2, 3.6)}  # inches, of 96 pixels where the page is that wide
 FAILS = 20  # points behind the others from which on we say that the plain network fails
 
 
@@ -112,12 +114,21 @@ def verdict(story: Story) -> str:
     )
 
 
-def svg(draw_one: object, story: Story, size: tuple[float, float]) -> str:
+def drawing(draw_one: Callable[[Axes, Story], None], story: Story) -> str:
+    """A figure of the page, once for wide screens and once for narrow ones, where its letters keep their size."""
+    return "".join(f'<div class="{name}">{svg(draw_one, story, size)}</div>' for name, size in SIZES.items())
+
+
+def svg(draw_one: Callable[[Axes, Story], None], story: Story, size: tuple[float, float]) -> str:
     figure = Figure(figsize=size, layout="constrained", facecolor="none")
     axes = figure.subplots()
-    draw_one(axes, story)  # type: ignore[operator]
+    draw_one(axes, story)
     axes.set_title("", loc="left")  # the page has headings of its own
     axes.set_facecolor("none")
+    legend = axes.get_legend()
+    assert legend is not None
+    legend.remove()  # a plot by itself has room for it above the lines
+    figure.legend(loc="outside upper left", ncols=round(size[0] / 2), frameon=False, fontsize=9)
     text = StringIO()
     with matplotlib.rc_context({"svg.fonttype": "path"}):
         figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
@@ -133,12 +144,21 @@ def page(story: Story) -> str:
         f'<p class="big">{story.error(key):.1f}<small> %</small></p><p>test error after {track.epochs} epochs</p></div>'
         for key, track in story.tracks.items()
     )
+    tracks = story.tracks.values()
+    facts = [story.facts[track.way.network] for track in tracks]
+    heads = "".join(f'<th scope="col">{html.escape(track.way.title)}</th>' for track in tracks)
+    cells = {
+        "layers": [str(DEPTH) for _ in tracks],
+        "trained parameters": [f"{fact.trained:,}" for fact in facts],
+        "frozen weights": [f"{fact.frozen:,}" for fact in facts],
+        "skips": [html.escape(fact.skips) for fact in facts],
+        "epochs": [str(track.epochs) for track in tracks],
+        "training error": [f"{track.epoch_rows[-1]['error']:.1f} %" for track in tracks],
+        "test error": [f"{story.error(key):.1f} %" for key in story.tracks],
+    }
     rows = "".join(
-        f"<tr><th>{html.escape(track.way.title)}</th><td>{DEPTH}</td><td>{facts.trained:,}</td><td>{facts.frozen:,}</td>"
-        f"<td>{html.escape(facts.skips)}</td><td>{track.epochs}</td><td>{track.epoch_rows[-1]['error']:.1f} %</td>"
-        f"<td>{story.error(key):.1f} %</td></tr>"
-        for key, track in story.tracks.items()
-        for facts in [story.facts[track.way.network]]
+        f'<tr><th scope="row">{name}</th>{"".join(f"<td>{value}</td>" for value in values)}</tr>'
+        for name, values in cells.items()
     )
     # Ends in the folder of the run, which is there now and would be refused: another one.
     commands = "\n".join(" ".join([*track.command[:-1], f"runs/{key}"]) for key, track in story.tracks.items())
@@ -159,7 +179,7 @@ def page(story: Story) -> str:
 It is the CIFAR recipe of the PNNH paper at half its batch and half its learning rate; the dashed line is the plain
 network with three times the epochs. Plain and residual differ in the skip connections and in nothing else. PNNH has
 none either; half of each block is a fixed coder, so it trains half the parameters.</p>
-<figure>{svg(draw_curves, story, (8.2, 3.8))}</figure>
+<figure>{drawing(draw_curves, story)}</figure>
 
 <h2>Why the plain one fails</h2>
 <p>Take an image and a copy with {100 * NOISE:g} % noise that nobody can see, and follow both through the network
@@ -169,14 +189,13 @@ noise has become as large as the difference between a 3 and an 8: the input is l
 learn is noise.
 At the last block the ratio is <b>{ends["plain"]:.2f}</b> for the plain network, <b>{ends["pnnh"]:.2f}</b> with PNNH and
 <b>{ends["residual"]:.2f}</b> with skip connections.</p>
-<figure>{svg(draw_depth, story, (8.2, 3.8))}</figure>
+<figure>{drawing(draw_depth, story)}</figure>
 <p>A residual network keeps its input by adding it to each block's output. PNNH keeps it without that addition: half of
 a block's hidden units are a fixed, shared coder that carries the input on, the other half learn. Side by side the
 two are one ordinary block of two convolutions, so the network that ships is plain.</p>
 
 <h2>The comparison</h2>
-<div class="wide"><table><thead><tr><th>network</th><th>layers</th><th>trained parameters</th><th>frozen weights</th>
-<th>skips</th><th>epochs</th><th>training error</th><th>test error</th></tr></thead><tbody>{rows}</tbody></table></div>
+<div class="wide"><table><thead><tr><td></td>{heads}</tr></thead><tbody>{rows}</tbody></table></div>
 <p class="small">Training error: mean over the last epoch, in training mode. Guessing errs in
 {story.chance_error:.0f} %.</p>
 
@@ -193,7 +212,7 @@ records.</p>
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1e293b; --soft: #64748b; --line: #e2e8f0; --back: #f8fafc; --card: #fff; }
-@media (prefers-color-scheme: dark) {
+@media screen and (prefers-color-scheme: dark) {
   :root { --ink: #e2e8f0; --soft: #94a3b8; --line: #334155; --back: #0b1120; --card: #172033; }
 }
 * { box-sizing: border-box; }
@@ -205,7 +224,7 @@ h1 { font-size: 1.9rem; line-height: 1.2; margin: .3rem 0 1rem; }
 h2 { margin: 2.6rem 0 .4rem; font-size: 1.25rem; }
 p { max-width: 46rem; }
 .lead { font-size: 1.1rem; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: 1rem; margin: 1.8rem 0; }
+.cards { display: grid; grid-template-columns: repeat(4, 1fr); gap: 1rem; margin: 1.8rem 0; }
 .card { background: var(--card); border: 1px solid var(--line); border-top: 4px solid var(--c); border-radius: .6rem;
   padding: .9rem 1.1rem; }
 .card h3 { margin: 0; font-size: .95rem; font-weight: 600; min-height: 1.6em; }
@@ -214,13 +233,35 @@ p { max-width: 46rem; }
 .card .big small { font-size: 1.1rem; font-weight: 500; }
 figure { margin: 1.2rem 0; background: #fff; border: 1px solid var(--line); border-radius: .6rem; padding: 1rem; }
 figure svg { width: 100%; height: auto; display: block; }
-@media (max-width: 40rem) { figure { overflow-x: auto; } figure svg { width: 36rem; } }
+.on-narrow { display: none; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; background: var(--card); border: 1px solid var(--line);
   font-size: .92rem; }
 th, td { padding: .5rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child { text-align: left; }
-thead th { color: var(--soft); font-weight: 600; white-space: normal; vertical-align: bottom; }
+th { white-space: normal; }
+tbody th { color: var(--soft); font-weight: 500; text-align: left; }
+thead th { width: 19%; vertical-align: bottom; }
 pre { background: #0f172a; color: #e2e8f0; padding: 1rem; border-radius: .6rem; overflow-x: auto; font-size: .82rem; }
 .small { color: var(--soft); font-size: .85rem; }
+@media (max-width: 40rem) {
+  main { padding: 1.5rem 1rem 3rem; }
+  h1 { font-size: 1.5rem; }
+  .cards { grid-template-columns: 1fr 1fr; }
+  figure { padding: .5rem; }
+  .on-wide { display: none; }
+  .on-narrow { display: block; }
+  table { font-size: .75rem; }
+  th, td { padding: .4rem .3rem; }
+}
+@media print {
+  :root { --back: #fff; }
+  @page { margin: 14mm; }
+  body { font-size: 10pt; }
+  main { max-width: none; padding: 0; }
+  p { max-width: none; }
+  figure, .card, tr { break-inside: avoid; }
+  h2 { break-after: avoid; margin-top: 1.6rem; }
+  .card { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  pre { color: inherit; background: none; border: 1px solid var(--line); white-space: pre-wrap; }
+}
 """
