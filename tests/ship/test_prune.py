@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import unskip
-from tests.ship.test_fold import error, trained
+from tests.ship.test_fold import error, mobilenet, trained
 from unskip.methods import CappedReLU
+from unskip.methods.depthwise import JoinedSequential
 from unskip.models.cifar import cifar_resnet
 from unskip.ship import prune
 
@@ -120,3 +121,21 @@ def test_wrong_arguments_get_a_sentence() -> None:
         prune("net")
     with pytest.raises(ValueError, match=r"prune: 'Conv2d' is in training mode"):
         prune(nn.Conv2d(3, 3, 1))
+
+
+@torch.no_grad()
+def test_of_a_fast_form_depthwise_convolutions_keep_a_multiple_of_8() -> None:
+    example = torch.randn(2, 3, 32, 32)
+    fast = unskip.fold(trained(mobilenet("pnnh")), "fast", example=example)
+    assert not prune(fast, example=example).pruning.removed  # neither the zeros that it was filled up with
+    path, block = next(
+        (path, module)
+        for path, module in fast.named_modules()
+        if type(module) is JoinedSequential and not module[4].weight[:, -1].any()
+    )
+    filled, width = block[2].groups, int(block[4].weight.flatten(2).any(2).any(0).sum())
+    for tensor in (block[0].weight, block[0].bias, block[2].bias):
+        tensor[:11] = 0
+    pruned = prune(fast, example=example)
+    assert pruned.get_submodule(path)[2].groups == width - 11 + (11 - width) % 8 < filled
+    assert pruned.pruning.removed == {f"{path}.0": filled - pruned.get_submodule(path)[2].groups}
