@@ -180,15 +180,17 @@ class StemPool(nn.MaxPool2d):
 
 
 class PooledStem(nn.Sequential):
-    """A folded stem: convolution, ReLU and max pooling, with bias and ReLU behind the pooling.
+    """A folded stem: convolution, ReLU and max pooling; in half precision on a GPU bias and ReLU behind the pooling.
 
-    Where somebody watches one of the three, or a program for elsewhere is made, they run one after another.
+    Elsewhere, where somebody watches one of the three, or where a program is made for another place, they run one after
+    another. (On a CPU nothing is won.)
     """
 
     def forward(self, x: Tensor) -> Tensor:
         conv, _, pool = self
         assert isinstance(conv, nn.Conv2d)
-        if not isinstance(x, Tensor) or conv.bias is None or not unwatched() or any(map(hooked, self)):
+        apart = not isinstance(x, Tensor) or not on_tensor_cores(x) or not unwatched() or any(map(hooked, self))
+        if apart or conv.bias is None:
             return super().forward(x)
         u = pool(conv._conv_forward(x, conv.weight, None))
         return F.relu_(u + conv.bias.to(u.dtype).view(-1, 1, 1))
