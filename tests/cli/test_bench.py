@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from unskip.cli import app
+from unskip.cli.commands import app
 
 QUICK = ["--device", "cpu", "--batch", "2", "--size", "8", "--rounds", "1", "--seconds", "0.01", "--no-compile"]
 

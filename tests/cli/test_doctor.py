@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from unskip.cli import app
+from unskip.cli.commands import app
 from unskip.doctor.page import LIMIT
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from unskip.cli import app
+from unskip.cli.commands import app
 from unskip.train import load_recipe, run
 from unskip.train.loading import load_network
 

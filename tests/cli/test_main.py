@@ -2,13 +2,15 @@
 
 import io
 import re
+import signal
 import sys
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from unskip.cli import app, main
+from unskip.cli import main
+from unskip.cli.commands import app
 from unskip.reproduce import REPRODUCTIONS
 
 COMMANDS = [[name] for name in ("bench", "demo", "doctor", "export", "fold", "models", "plainify", "train")]
@@ -19,7 +21,7 @@ COMMANDS += [["reproduce", name] for name in REPRODUCTIONS]
 def test_every_option_is_explained_and_out_is_short_o_everywhere(words: list[str]) -> None:
     command = get_command(app)
     for word in words:
-        command = command.commands[word]  # type: ignore[attr-defined]
+        command = command.resolve_command(command.make_context("", [], resilient_parsing=True), [word])[1]  # type: ignore[attr-defined]
     options = {option.name: option for option in command.params if option.param_type_name == "option"}
     assert all(option.help for option in options.values())
     assert all(option.help[0].isupper() or option.help.split()[0].strip(":,") in CHOICES for option in options.values())
@@ -49,13 +51,14 @@ def test_a_terminal_without_the_signs_gets_the_rest(monkeypatch: pytest.MonkeyPa
 
 def test_ctrl_c_is_one_sentence_and_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt(name: str) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # an exception by now, since the command may have something to tidy up
 
-    monkeypatch.setattr(sys.modules["unskip.cli.models"], "about", interrupt)
+    monkeypatch.setattr(sys.modules["unskip.models"], "about", interrupt)
     monkeypatch.setattr(sys, "argv", ["unskip", "models"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 130
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     shown = capsys.readouterr()
     assert not shown.out
     assert shown.err.strip() == "Interrupted. Nothing is left half written; the same command begins anew."

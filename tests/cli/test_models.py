@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from unskip.cli import app
+from unskip.cli.commands import app
 from unskip.models import ENTRIES, OTHERS
 
 

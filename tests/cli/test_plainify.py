@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import unskip
 from tests.ship.test_fold import trained
-from unskip.cli import app
+from unskip.cli.commands import app
 from unskip.models.cifar import cifar_resnet
 from unskip.train.loading import load_network
 

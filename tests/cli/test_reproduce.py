@@ -4,7 +4,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from unskip.cli import app
+from unskip.cli.commands import app
 from unskip.reproduce import REPRODUCTIONS
 
 

@@ -10,6 +10,7 @@ import torch
 
 from unskip.reproduce import REPRODUCTIONS, Outcome, reproduce, reproduction
 from unskip.reproduce.drawing import dress, panels
+from unskip.reproduce.registry import ABOUT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,11 @@ def test_the_same_numbers_give_the_same_picture(small: object, tmp_path: Path) -
     assert first == second
 
 
+def test_the_list_is_what_there_is() -> None:
+    assert ABOUT.keys() == REPRODUCTIONS.keys()
+    assert all(entry.source == ABOUT[entry.name]["source"] for entry in REPRODUCTIONS.values())
+
+
 def test_what_a_user_gets_wrong_is_said(small: object, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no 'smal'\. Did you mean 'small'"):
         reproduce("smal", out=tmp_path)
@@ -58,7 +64,9 @@ def test_what_a_user_gets_wrong_is_said(small: object, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="can't be made"):
         reproduce("small", out=tmp_path / "file")
     with pytest.raises(ValueError, match="the name 'small' is taken"):
-        reproduction("small", source="", shows="", config=Config)(small)  # type: ignore[arg-type]
+        reproduction("small", config=Config)(small)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"'new' is not in reproductions\.toml, so source='' and shows='so' must say"):
+        reproduction("new", shows="so", config=Config)(small)  # type: ignore[arg-type]
 
 
 def test_the_papers_figures_have_names() -> None:

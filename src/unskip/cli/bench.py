@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from unskip.cli import Importing
 from unskip.cli.tables import console_for_tables, fitted
 
 
@@ -50,8 +51,8 @@ def bench(
     For inference plain networks are folded and others have their norms fused, each in the best form that it has. Ctrl-C
     prints what is there. Exit codes: 0 there is a table, 1 some network failed, 2 something that you gave is wrong.
     """
-    # Training's modules and matplotlib take seconds to import, and other commands don't need them.
-    from unskip.bench import Comparison, Setting, make_folder, parse_bytes, table, write
+    with Importing():
+        from unskip.bench import Comparison, Setting, make_folder, parse_bytes, table, write
 
     setting = Setting(
         device=device,

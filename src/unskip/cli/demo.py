@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from unskip.cli import Importing
+
 
 def demo(
     seed: Annotated[int, typer.Option(help="Seed of the weights and of the order of the images.")] = 0,
@@ -14,9 +16,10 @@ def demo(
     ),
 ) -> None:
     """Trains a 56-layer network three ways (plain, PNNH, residual) on a CPU and shows why the plain one fails."""
-    from unskip.doctor.examine import examine_demo
-    from unskip.train import demo as story
-    from unskip.train.demo_view import View, table
+    with Importing():
+        from unskip.doctor.examine import examine_demo
+        from unskip.train import demo as story
+        from unskip.train.demo_view import View, table
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the runs too, as Ctrl-C does
     with View() as view:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from unskip.cli import Importing
 from unskip.cli.given import Force, InputSize, Network, Weights
 from unskip.cli.tables import console_for_tables, fitted
 
@@ -37,10 +38,10 @@ def doctor(
 
     Exit codes: 0 there is an answer, whatever it is; 2 something that you gave is wrong.
     """
-    # Training's modules take seconds to import, and other commands don't need them.
-    from unskip.doctor.examine import Showing, check_free, examine
-    from unskip.doctor.report import as_json
-    from unskip.doctor.table import table, verdict_lines
+    with Importing():
+        from unskip.doctor.examine import Showing, check_free, examine
+        from unskip.doctor.report import as_json
+        from unskip.doctor.table import table, verdict_lines
 
     check_free(out, force)
     showing = Showing(data=data, batch_size=batch_size, input_size=input_size, seed=seed)

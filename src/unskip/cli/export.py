@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from unskip.cli import Importing
 from unskip.cli.given import Force, InputSize, Network, Seed, Weights
 
 
@@ -38,7 +39,8 @@ def export(
     Exit codes: 0 done; 2 something that you gave is wrong, or the file is not the network's function, or INT8 loses
     more than the limit, and nothing was written.
     """
-    from unskip.train.shipping import export_to_file, int8_of, source_of
+    with Importing():
+        from unskip.train.shipping import export_to_file, int8_of, source_of
 
     source = source_of(network, weights=weights, input_size=input_size, seed=seed, command="export")
     how = int8_of(int8, calibrate, inputs=calibration_images, bits=bits, limit=limit)

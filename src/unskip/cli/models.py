@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from unskip.cli import Importing
 from unskip.cli.tables import console_for_tables, fitted
-from unskip.methods.registry import nearest
-from unskip.models import ENTRIES, OTHERS, Entry, Other, about
 
 
 def models(
@@ -17,6 +16,10 @@ def models(
     paper: Annotated[bool, typer.Option("--paper", help="Only networks whose parameters a paper prints.")] = False,
 ) -> None:
     """Lists the networks: parameters trained and frozen, MACs, skips kept, and the paper's figure beside ours."""
+    with Importing():
+        from unskip.methods.registry import nearest
+        from unskip.models import ENTRIES, OTHERS, Entry, Other, about
+
     listed: dict[str, Entry | Other] = {**ENTRIES, **OTHERS}
     families = sorted({entry.family for entry in listed.values()})
     if not fnmatch.filter(families, family):

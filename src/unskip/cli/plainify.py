@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from unskip.cli import Importing
 from unskip.cli.given import Force, InputSize, Network, Seed, Weights
 
 
@@ -36,8 +37,8 @@ def plainify(
     Exit codes: 0 done; 2 something that you gave is wrong, it would grow beyond the limit, or the proof failed, and
     nothing was written.
     """
-    # Training's modules take seconds to import, and other commands don't need them.
-    from unskip.train.shipping import parse_options, plainify_to_file, source_of
+    with Importing():
+        from unskip.train.shipping import parse_options, plainify_to_file, source_of
 
     source = source_of(network, weights=weights, input_size=input_size, seed=seed, command="plainify")
     chosen = parse_options(options, command="plainify")

@@ -2,18 +2,45 @@
 
 import dataclasses
 import inspect
+import tomllib
+from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
+from unskip.cli import Importing
 from unskip.cli.tables import console_for_tables
-from unskip.reproduce import PAPERS, REPRODUCTIONS, Reproduction, paper_tables, reproduce
-from unskip.reproduce.workers import STOPPED, Paused
+
+if TYPE_CHECKING:
+    from unskip.reproduce import Reproduction
+
+_ABOUT = tomllib.loads((resources.files("unskip") / "reproduce" / "reproductions.toml").read_text(encoding="utf-8"))
+
+
+class _Named(TyperGroup):
+    """Commands that are listed by what reproductions.toml says; only the one that is called is built, from its module.
+
+    The options of a reproduction are known to its module alone, and that imports torch.
+    """
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, listed, rest = super().resolve_command(ctx, args)
+        if name is None or listed is None:
+            return name, listed, rest
+        with Importing():
+            from unskip.reproduce import REPRODUCTIONS
+
+        one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        one.command(name)(_command(REPRODUCTIONS[name]))
+        return name, typer.main.get_command(one), rest
+
 
 app = typer.Typer(
+    cls=_Named,
     help="Makes a figure or table of the papers again, and a record of its numbers. Without a name: lists them.",
     invoke_without_command=True,
     pretty_exceptions_enable=False,
@@ -23,11 +50,14 @@ app = typer.Typer(
 @app.callback()
 def _names(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
+        with Importing():
+            from unskip.reproduce import PAPERS, paper_tables
+
         table = Table(caption="unskip reproduce NAME --help lists what can be set.")
         for column in ("name", "source", "what it shows"):
             table.add_column(column, no_wrap=column == "name")
-        for entry in REPRODUCTIONS.values():
-            table.add_row(entry.name, entry.source, entry.shows)
+        for name, about in _ABOUT.items():
+            table.add_row(name, about["source"], about["shows"])
         console = console_for_tables(140)
         console.print(table)
         console.print("What the papers' tables print, as data (unskip.reproduce.paper_table):")
@@ -35,8 +65,11 @@ def _names(context: typer.Context) -> None:
             console.print(f"  {paper}: Table {', '.join(paper_tables(paper))}")
 
 
-def _command(entry: Reproduction) -> Any:
+def _command(entry: "Reproduction") -> Any:
     """A command whose options are the fields of the reproduction's configuration."""
+    from unskip.reproduce import reproduce
+    from unskip.reproduce.workers import STOPPED, Paused
+
     hints = get_type_hints(entry.config, include_extras=True)
 
     def command(out: Path, record: Path | None, **fields: Any) -> None:
@@ -61,9 +94,13 @@ def _command(entry: Reproduction) -> Any:
         options.append(option(field.name, kind, words[0].upper() + words[1:] + ".", field.default))
     command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in options}
-    command.__doc__ = f"{entry.source}: {entry.shows}."
+    command.__doc__ = _help(entry.source, entry.shows)
     return command
 
 
-for _entry in REPRODUCTIONS.values():
-    app.command(_entry.name)(_command(_entry))
+def _help(source: str, shows: str) -> str:
+    return f"{source}: {shows}."
+
+
+for _name, _about in _ABOUT.items():
+    app.command(_name, help=_help(**_about))(lambda: None)

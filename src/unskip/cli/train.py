@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from unskip.cli import Importing
+
 STOPPED, DIVERGED = 75, 3  # exit codes; 75 is EX_TEMPFAIL, "try again later"
 
 
@@ -31,10 +33,10 @@ def train(
     Exit codes: 0 done, 2 something that you gave is wrong, 3 the loss diverged, 75 stopped by SIGTERM or SIGINT after
     saving (go on with --resume auto).
     """
-    # Accelerate takes seconds to import, and other commands don't need it.
-    from unskip.train import Diverged, Stopped, recipe_names, run
-    from unskip.train.machine import is_main
-    from unskip.train.recipe import parse_command, recipe_text
+    with Importing():
+        from unskip.train import Diverged, Stopped, recipe_names, run
+        from unskip.train.machine import is_main
+        from unskip.train.recipe import parse_command, recipe_text
 
     if names:
         for name in recipe_names():

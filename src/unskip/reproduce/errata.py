@@ -315,12 +315,7 @@ CHECKS: tuple[Callable[[], list[Row]], ...] = (
 )  # fmt: skip
 
 
-@reproduction(
-    "errata",
-    source="all four papers",
-    shows="the formulas where a paper's print and the truth part, each beside a simulation",
-    config=Errata,
-)
+@reproduction("errata", config=Errata)
 def errata(config: Errata) -> Outcome:
     """One row a comparison; no picture."""
     with torch.random.fork_rng(devices=[]):

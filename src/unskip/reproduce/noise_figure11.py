@@ -74,12 +74,7 @@ class Figure11:
             raise ValueError(f"noise-figure11: trials={self.trials} must be at least 2, for an error bar.")
 
 
-@reproduction(
-    "noise-figure11",
-    source="papers/noise-stability.md, Figure 11, D.4.1",
-    shows="share of units with a dominant gradient flow in plain and residual networks, by theory and simulation",
-    config=Figure11,
-)
+@reproduction("noise-figure11", config=Figure11)
 def figure11(config: Figure11) -> Outcome:
     """Six panels: E[σ] against n, l, σ_A, σ_V, p and ε."""
     title = "Dominant gradient flows at initialisation: points are simulated, lines are theory"

@@ -113,12 +113,7 @@ def error_rate(network: nn.Module, data: DataSet) -> float:
     return 100 * (predictions != data.test.labels[chosen]).float().mean().item()
 
 
-@reproduction(
-    "noise-figure3",
-    source="papers/noise-stability.md, Figure 3, section 5",
-    shows="per-sample layer cushions of trained simplified plain and residual networks",
-    config=Figure3,
-)
+@reproduction("noise-figure3", config=Figure3)
 def figure3(config: Figure3) -> Outcome:
     """Histograms at one layer, by the paper's measure and with one matrix in both places; medians at all layers."""
     data = load_set(config.dataset, config.data, size=config.size)

@@ -35,13 +35,7 @@ def table1_rows() -> list[Row]:
     return rows
 
 
-@reproduction(
-    "noise-table1",
-    source="papers/noise-stability.md, Table 1, section A",
-    shows="CIFAR-10 test errors of simplified plain and residual networks of 20, 32 and 44 layers",
-    config=Table1,
-    trains=True,
-)
+@reproduction("noise-table1", config=Table1, trains=True)
 def table1(config: Table1, folder: Path) -> Outcome:
     rows = chosen(table1_rows(), config)
     return outcome("noise-table1", config, rows, train_rows(rows, config, folder))

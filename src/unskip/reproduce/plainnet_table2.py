@@ -237,13 +237,7 @@ def kept(file: Path, settings: dict[str, Any], make: Callable[[], list[dict[str,
     return results
 
 
-@reproduction(
-    "plainnet-table2",
-    source="papers/plainnet.md, Table II, section VI.C",
-    shows="100-layer MLPs on USPS with some or all of BatchNorm, LReLU and max-norm, all networks side by side",
-    config=Table2,
-    trains=True,
-)
+@reproduction("plainnet-table2", config=Table2, trains=True)
 def table2(config: Table2, folder: Path) -> Outcome:
     device = torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
     began, log = time.perf_counter(), []

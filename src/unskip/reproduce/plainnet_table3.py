@@ -39,13 +39,7 @@ def table3_rows() -> list[Row]:
     return rows
 
 
-@reproduction(
-    "plainnet-table3",
-    source="papers/plainnet.md, Table III, section VI.C",
-    shows="CIFAR-10 test errors of ResNets, a plain 56-layer network and the 50-layer PlainNet",
-    config=Table3,
-    trains=True,
-)
+@reproduction("plainnet-table3", config=Table3, trains=True)
 def table3(config: Table3, folder: Path) -> Outcome:
     rows = chosen(table3_rows(), config)
     return outcome("plainnet-table3", config, rows, train_rows(rows, config, folder))

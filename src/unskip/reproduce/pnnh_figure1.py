@@ -104,12 +104,7 @@ def perceptual(layers: list[Tensor], images: Tensor) -> list[float]:
     return scores.view(len(layers), count).mean(1).tolist()
 
 
-@reproduction(
-    "pnnh-figure1",
-    source="papers/pnnh.md, Figure 1, section 3.1",
-    shows="where VGG-like, residual and PNNH networks lose their input, by measures that need no weights, and DISTS",
-    config=Figure1,
-)
+@reproduction("pnnh-figure1", config=Figure1)
 def figure1(config: Figure1) -> Outcome:
     """near_far and recovery against depth, one line a network, bands from the lowest to the highest initialisation."""
     data = load_set(config.dataset, config.data)

@@ -50,13 +50,7 @@ def figure3_rows() -> list[Row]:
     return rows
 
 
-@reproduction(
-    "pnnh-figure3",
-    source="papers/pnnh.md, Figure 3, section 5.2",
-    shows="CIFAR-10 error against trained parameters of ResNets and PNNH networks of 20 to 110 layers",
-    config=Figure3,
-    trains=True,
-)
+@reproduction("pnnh-figure3", config=Figure3, trains=True)
 def figure3(config: Figure3, folder: Path) -> Outcome:
     rows = chosen(figure3_rows(), config)
     runs = train_rows(rows, config, folder)

@@ -60,13 +60,7 @@ def table1_rows(dataset: str = "cifar10") -> list[Row]:
     return rows
 
 
-@reproduction(
-    "pnnh-table1",
-    source="papers/pnnh.md, Table 1, section 5.2",
-    shows="CIFAR test errors of ResNet-110, WRN-28-10, DiracNets, plain and PNNH networks",
-    config=Table1,
-    trains=True,
-)
+@reproduction("pnnh-table1", config=Table1, trains=True)
 def table1(config: Table1, folder: Path) -> Outcome:
     rows = chosen(table1_rows(config.dataset), config)
     runs = train_rows(rows, config, folder)

@@ -59,13 +59,7 @@ def table4_rows(method: str, depth: int) -> list[Row]:
     return [recipe(row) for row in rows]
 
 
-@reproduction(
-    "pnnh-table4",
-    source="papers/pnnh.md, Table 4, Appendix C",
-    shows="the 110-layer PNNH network on CIFAR-10 with coders of six pretext tasks, as test errors",
-    config=Table4,
-    trains=True,
-)
+@reproduction("pnnh-table4", config=Table4, trains=True)
 def table4(config: Table4, folder: Path) -> Outcome:
     rows = chosen(table4_rows(config.method, config.depth), config)
     runs = train_rows(rows, config, folder)

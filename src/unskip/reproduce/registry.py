@@ -1,7 +1,8 @@
 """The registry of reproductions: a table or figure of a paper, by name, with what can be set about it.
 
 A reproduction is a function from a configuration (a keyword-only frozen dataclass, whose fields are the command's
-options) to an `Outcome`. It computes and draws; `reproduce` writes the files.
+options) to an `Outcome`. It computes and draws; `reproduce` writes the files. What it is about stands in
+reproductions.toml, which `unskip reproduce --help` reads too.
 """
 
 import dataclasses
@@ -9,9 +10,11 @@ import json
 import platform
 import shutil
 import time
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,21 +48,30 @@ class Reproduction:
     trains: bool = False  # whether it trains networks, in a folder that a second call goes on with
 
 
+ABOUT = tomllib.loads((resources.files("unskip") / "reproduce" / "reproductions.toml").read_text(encoding="utf-8"))
 REPRODUCTIONS: dict[str, Reproduction] = {}
 R = TypeVar("R", bound=Callable[..., Outcome])
 
 
-def reproduction(name: str, *, source: str, shows: str, config: type, trains: bool = False) -> Callable[[R], R]:
+def reproduction(
+    name: str, *, config: type, trains: bool = False, source: str = "", shows: str = ""
+) -> Callable[[R], R]:
     """Decorator: makes a function from `config` to Outcome known as `unskip reproduce NAME`.
 
-    With `trains`, the function gets a folder for its runs too, `run(config, folder)`.
+    With `trains`, the function gets a folder for its runs too, `run(config, folder)`. `source` and `shows` are those of
+    reproductions.toml for a name that stands there, and must be given for another.
     """
 
     def register(run: R) -> R:
         if name in REPRODUCTIONS:
             raise ValueError(f"reproduction: the name {name!r} is taken; choose another.")
-        entry = Reproduction(name=name, source=source, shows=shows, config=config, run=run, trains=trains)
-        REPRODUCTIONS[name] = entry
+        about = ABOUT.get(name, {"source": source, "shows": shows})
+        if not all(about.values()):
+            raise ValueError(
+                f"reproduction: {name!r} is not in reproductions.toml, so source={source!r} and shows={shows!r} must "
+                "say what it is about."
+            )
+        REPRODUCTIONS[name] = Reproduction(name=name, config=config, run=run, trains=trains, **about)
         return run
 
     return register

@@ -27,12 +27,7 @@ class Figure1:
             )
 
 
-@reproduction(
-    "seqnet-figure1",
-    source="papers/seqnet.md, Figure 1 (left), section 2.1",
-    shows="gradient norms of a 20-layer plain and a 20-layer residual network with BatchNorm",
-    config=Figure1,
-)
+@reproduction("seqnet-figure1", config=Figure1)
 def figure1(config: Figure1) -> Outcome:
     """Gradient norm against layer, on a linear axis as in the paper and on a logarithmic one, where rates show."""
     layer = np.arange(1, config.depth + 1)

@@ -38,12 +38,7 @@ def predicted(activation: str, *, norm: bool) -> float:
     return 0.5 * math.log(growth)
 
 
-@reproduction(
-    "seqnet-figure5",
-    source="papers/seqnet.md, Figure 5, section A",
-    shows="growth of gradients for SELU, Tanh and ReLU, with and without BatchNorm, beside theory",
-    config=Figure5,
-)
+@reproduction("seqnet-figure5", config=Figure5)
 def figure5(config: Figure5) -> Outcome:
     """Mean gradient norm over that of the last layer; lines are theory's exp(rate · layers), bars one deviation."""
     figure, axes = panels(

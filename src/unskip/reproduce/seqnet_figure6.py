@@ -27,12 +27,7 @@ class Figure6:
                 raise ValueError(f"seqnet-figure6: {name}={getattr(self, name)} must be at least 2, for an error bar.")
 
 
-@reproduction(
-    "seqnet-figure6",
-    source="papers/seqnet.md, Figure 6, section A.1",
-    shows="how close √r(σ) to the power of the layers comes to gradients of networks with BatchNorm",
-    config=Figure6,
-)
+@reproduction("seqnet-figure6", config=Figure6)
 def figure6(config: Figure6) -> Outcome:
     """One panel an activation: measured norms, and √r per layer from the last layer back."""
     figure, axes = panels(
