@@ -20,6 +20,7 @@ from unskip.doctor.verdict import (
     SATURATED,
     STEP,
     SUREST,
+    SUREST_FAR,
     Limit,
     differences,
     singularity,
@@ -122,6 +123,19 @@ def test_residual_and_pnnh_networks_train(method: str | None) -> None:
 def test_a_shallow_network_trains_where_the_deep_one_of_its_kind_fails() -> None:
     torch.manual_seed(3)
     assert verdict_on(mlp(6, nn.ReLU, math.sqrt(2), nn.BatchNorm1d)).fate == "trains"
+
+
+def test_on_larger_images_than_the_limits_come_from_it_is_less_sure_and_says_so() -> None:
+    torch.manual_seed(3)
+    measured = measure(unskip.plainify(cifar_resnet(110, in_chans=1), "plain"), *digits(), families=FAMILIES)
+    assert measured.shape == digits()[0].shape
+    small, big = judge(measured), judge(dataclasses.replace(measured, shape=(64, 1, 96, 96)))
+    assert small.fate == big.fate == "fails"
+    assert small.confidence == SUREST
+    assert big.confidence == SUREST_FAR
+    assert "smaller images" in big.sentence
+    assert "smaller images" not in small.sentence
+    check_whole(big)
 
 
 def test_numbers_that_are_not_finite() -> None:

@@ -86,4 +86,5 @@ def measure(
         notes=(*probe.notes, *(note for found in findings for note in found.notes)),
         failure=probe.failure,
         samples=probe.samples,
+        shape=None if probe.input is None else tuple(probe.input.shape),
     )

@@ -73,3 +73,4 @@ class Measured:
     notes: tuple[str, ...]  # how it was measured, and what could not be; whole sentences
     failure: str | None = None  # why the backward pass fails, where it does
     samples: int | None = None  # in the batch
+    shape: tuple[int, ...] | None = None  # of the batch, where it is one tensor
