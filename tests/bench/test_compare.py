@@ -118,6 +118,7 @@ def test_ctrl_c_leaves_what_is_there() -> None:
     def interrupt() -> None:
         nonlocal seen
         seen += 1
+        assert comparison.begun == (seen == 3)
         if seen == 3:  # after the first round
             raise KeyboardInterrupt
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from unskip.bench.compare import Comparison, Row
+from unskip.bench.runner import Case, Runner
 from unskip.cli.commands import app
 
 QUICK = ["--device", "cpu", "--batch", "2", "--size", "8", "--rounds", "1", "--seconds", "0.01", "--no-compile"]
@@ -54,9 +56,27 @@ def test_a_folder_that_can_not_be_written_is_refused_before_anything_is_timed(tm
     result = CliRunner().invoke(app, [*words, str(tmp_path / "file")])
     assert isinstance(result.exception, ValueError)
     assert "can't be written: File exists" in str(result.exception)
+    result = CliRunner().invoke(app, [*words, "/proc/self"])  # there, and nobody's to write to
+    assert isinstance(result.exception, ValueError)
+    assert "the folder /proc/self can't be written" in str(result.exception)
     (tmp_path / "bench.json").write_text("mine")
     result = CliRunner().invoke(app, [*words, str(tmp_path)])
     assert isinstance(result.exception, ValueError)
     assert "is there already" in str(result.exception)
     assert "--force" in str(result.exception)
     assert (tmp_path / "bench.json").read_text() == "mine"
+
+
+def test_ctrl_c_before_the_first_round_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ready(self: Comparison, case: Case, row: Row) -> Runner:
+        if len(self.rows) > 1:
+            raise KeyboardInterrupt
+        return real(self, case, row)
+
+    real = Comparison._ready
+    monkeypatch.setattr(Comparison, "_ready", ready)
+    words = ["bench", "resnet20", "plain_resnet20", *QUICK, "--train", "-o", str(tmp_path)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 130
+    assert not result.stdout
+    assert not list(tmp_path.iterdir())

@@ -61,8 +61,11 @@ def test_what_a_user_gets_wrong_is_said(small: object, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"small has no option 'time'\. Did you mean 'times'"):
         reproduce("small", out=tmp_path, time=3)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="can't be made"):
+    with pytest.raises(ValueError, match=r"can't be written: File exists. Choose another one \(--out\)"):
         reproduce("small", out=tmp_path / "file")
+    with pytest.raises(ValueError, match=r"can't be written: .*\. Choose another one \(--record\)"):
+        reproduce("small", out=tmp_path, record=Path("/proc/self"))  # there, and nobody's to write to
+    assert not list(tmp_path.glob("small*"))
     with pytest.raises(ValueError, match="the name 'small' is taken"):
         reproduction("small", config=Config)(small)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"'new' is not in reproductions\.toml, so source='' and shows='so' must say"):

@@ -171,6 +171,11 @@ class Comparison:
 
     # ------------------------------------------------------------ results
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything to show: a first round, or a network that failed."""
+        return any(row.rounds or row.error for row in self.rows)
+
     def reference(self, row: Row) -> Row | None:
         """The first network's best row of the same kind, which others are compared with."""
         kind = (row.case.mode, row.case.compiled)

@@ -47,7 +47,7 @@ class Setting:
         if not self.seconds > 0:
             raise ValueError(f"bench: seconds={self.seconds} must be above 0.")
         if not (self.train or self.infer):
-            raise ValueError("bench: neither training nor inference is left to time; drop one of the two refusals.")
+            raise ValueError("bench: neither training nor inference is left to time; drop --no-train or --no-infer.")
         if not (self.eager or self.compiled):
             raise ValueError(
                 "bench: neither eager nor compiled networks are left to time; drop one of the two refusals."

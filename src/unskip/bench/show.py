@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from unskip.bench.compare import Comparison
-from unskip.ship.files import check_free, explained
+from unskip.ship import files
 
 WAY_OUT = "Choose another one (--out)."
 INK, GRID = "#1f2937", "#e5e7eb"
@@ -74,7 +74,8 @@ def _caption(found: dict[str, Any]) -> str:
         f"batch {setting['batch']}, images {'x'.join(map(str, found['input']))}",
     ]
     if not setting["device"].startswith("cuda"):
-        words.append(f"{setting['threads'] or machine['threads']} threads")
+        threads = setting["threads"] or machine["threads"]
+        words.append(f"{threads} thread{'' if threads == 1 else 's'}")
     elif setting["graph"]:
         words.append("each step one CUDA graph")
     if rates is not None:
@@ -103,17 +104,19 @@ def _number(value: float | None, how: str) -> str:
 
 def make_folder(folder: Path, *, force: bool = False) -> None:
     """Makes the folder that `write` will fill, or refuses it before minutes go into timing."""
-    with explained("the folder", folder, command="bench", way_out=WAY_OUT):
-        folder.mkdir(parents=True, exist_ok=True)
-    check_free(folder / "bench.json", command="bench", argument="--out", force=force, overwrite="--force")
+    files.make_folder(folder, command="bench", way_out=WAY_OUT)
+    files.check_free(folder / "bench.json", command="bench", argument="--out", force=force, overwrite="--force")
 
 
 def write(comparison: Comparison, folder: Path, *, picture: bool = True) -> None:
     """bench.json, and bench.png once there is a ratio to draw."""
     found = comparison.to_dict()
-    with explained("the folder", folder, command="bench", way_out=WAY_OUT):
+    text = json.dumps(found, indent=1) + "\n"
+    with files.explained("the folder", folder, command="bench", way_out=WAY_OUT):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "bench.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        files.write_atomically(
+            folder / "bench.json", lambda file: file.write(text.encode()), command="bench", way_out=WAY_OUT
+        )
         if picture and any(line["ratio"]["speed"] is not None for line in found["rows"]):
             draw(found, folder / "bench.png")
 

@@ -78,8 +78,10 @@ def bench(
     with notes.status("building") as status:
         comparison = Comparison(networks, setting, status.update)
         try:
-            comparison.run(lambda: write(comparison, out) if out is not None else None)
+            comparison.run(lambda: write(comparison, out) if out is not None and comparison.begun else None)
         except KeyboardInterrupt:
+            if not comparison.begun:
+                raise
             notes.print("Interrupted; this is what there is.", style="yellow")
     if out is not None:
         write(comparison, out)

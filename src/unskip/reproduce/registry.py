@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 
 from unskip.methods.registry import nearest
 from unskip.reproduce.drawing import save
+from unskip.ship.files import make_folder
 from unskip.train.rng import seeded
 
 
@@ -102,11 +103,8 @@ def reproduce(name: str, *, out: Path, record: Path | None = None, **fields: Any
     config = entry.config(**fields)
     out = out / name if entry.trains else out
     record = record or out
-    for folder in (out, record):  # before the work, so that a wrong path costs nothing
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"reproduce: the folder {folder} can't be made: {error.strerror}.") from error
+    for folder, option in ((out, "--out"), (record, "--record" if record != out else "--out")):
+        make_folder(folder, command="reproduce", way_out=f"Choose another one ({option}).")
     start = time.perf_counter()
     with seeded(0):  # some seed the global generators themselves; afterwards these are the caller's again
         outcome = entry.run(config, out) if entry.trains else entry.run(config)

@@ -62,6 +62,8 @@ def train_all(
     left = [name for name in recipes if finished(folder, name) is None]
     if len(left) < len(recipes):
         say(f"{len(recipes) - len(left)} of {len(recipes)} runs are done already.")
+    if left:
+        say(f"Runs to train: {len(left)}, {at_once} at a time. What each prints: {folder / 'logs'}")
     crew = Crew(folder, data, threads=max(1, (os.cpu_count() or 1) // at_once))
     failures = []
     with Pause(), ThreadPoolExecutor(at_once) as pool:

@@ -1,6 +1,7 @@
 """Files that are whole or not there: written beside their place and renamed, and never over another without a word."""
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,14 @@ def explained(what: str, path: Path, *, command: str, way_out: str = ELSEWHERE) 
     except OSError as error:
         reason = error.strerror or error
         raise ValueError(f"{command}: {what} {path} can't be written: {reason}. {way_out}") from error
+
+
+def make_folder(folder: Path, *, command: str, way_out: str = ELSEWHERE) -> None:
+    """Makes a folder and writes a file of no length into it, so that a wrong place is refused before the work."""
+    with explained("the folder", folder, command=command, way_out=way_out):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], Any], *, command: str, way_out: str = ELSEWHERE) -> None:
