@@ -71,8 +71,8 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
             cheap operation that it is (sums of neighbouring channels, pooled in transitions), and the stem and
             depthwise convolutions as `unskip.methods.stem` and `.depthwise` compute them on a GPU, and folds all the
             rest: fitted coders, and blocks whose sum a norm reads. The bias and ReLU of such a stem stand behind its
-            pooling. Where learner and coder become one layer, what its
-            depthwise convolution reads is filled up to a multiple of 8 channels, with zeros.
+            pooling. Where learner and coder become one layer, what its depthwise convolution reads is filled up to a
+            multiple of 8 channels, with zeros.
         example: a batch of inputs to check the result on; without it small random images that the network takes.
 
     Returns:
