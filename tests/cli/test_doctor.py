@@ -1,7 +1,6 @@
 """`unskip doctor`, from words to a page."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,13 +65,3 @@ def test_what_is_wrong_is_one_sentence_and_code_2(
 ) -> None:
     (tmp_path / "there.html").write_text("old")
     assert sentence in refused(["doctor", *words])
-
-
-def test_a_module_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mynet.py").write_text(
-        "from torch import nn\ndef build():\n    return nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])  # as in an installed program
-    result = CliRunner().invoke(app, ["doctor", "mynet:build"], catch_exceptions=False)
-    assert "mynet:build" in result.stdout

@@ -4,6 +4,7 @@ import io
 import re
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -62,3 +63,41 @@ def test_ctrl_c_is_one_sentence_and_130(monkeypatch: pytest.MonkeyPatch, capsys:
     shown = capsys.readouterr()
     assert not shown.out
     assert shown.err.strip() == "Interrupted. Nothing is left half written; the same command begins anew."
+
+
+MINE = """
+from torch import nn
+
+def build(num_classes=10, in_chans=1):
+    last = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes)]
+    return nn.Sequential(nn.Conv2d(in_chans, 4, 3), nn.ReLU(), *last)
+
+other = build
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["doctor", "mynet:build"],
+        ["train", "digits-pnnh-56", "--network", "mynet:build", "--epochs", "1", "--warmup-epochs", "0", "--device",
+         "cpu"],
+        ["export", "mynet:build", "-o", "net.pt2", "--input-size", "1x8x8"],
+        pytest.param(
+            ["bench", "mynet:build", "mynet:other", "--device", "cpu", "--no-compile", "--infer", "--size", "8",
+             "--rounds", "1"],
+            marks=pytest.mark.full,
+        ),
+    ],
+)  # fmt: skip
+def test_a_module_in_the_current_folder_is_found(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mynet.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])  # as in an installed program
+    monkeypatch.delitem(sys.modules, "mynet", raising=False)
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "mynet:build" in result.stdout
+    assert sys.path[-1] == str(tmp_path)

@@ -1,7 +1,9 @@
 """All commands. Each imports the library, and torch, only when it runs: help and wrong words are answered at once."""
 
 import inspect
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import typer
 
@@ -37,4 +39,7 @@ app.command(help=_paragraphs(train), context_settings={"ignore_unknown_options":
 
 @app.callback()
 def _root() -> None:
-    """So that a single command still needs its name."""
+    """Before any command: package.module:function may be in the current folder; what is installed comes first."""
+    here = str(Path.cwd())
+    if not {"", here} & set(sys.path):
+        sys.path.append(here)

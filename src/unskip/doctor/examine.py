@@ -1,6 +1,5 @@
 """What `unskip doctor` does: a network from a word, a batch for it, a report."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,8 +33,6 @@ class Showing:
 
 def examine(word: str, showing: Showing, *, method: str = "", weights: Path | None = None) -> Report:
     """The report of a network that is given in words, as `unskip doctor` takes them."""
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does, so that a module in the current folder is found
     seed = showing.seed
     shape = None if showing.input_size is None else parse_shape(showing.input_size, command="doctor")
     subject = load_network(word, method=method, weights=weights, input_size=shape, seed=seed)

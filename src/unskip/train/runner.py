@@ -117,7 +117,10 @@ def build_network(recipe: Recipe, data: DataSet) -> nn.Module:
         try:
             build = getattr(importlib.import_module(module), function)
         except (ImportError, AttributeError) as error:
-            raise ValueError(f"recipe: network={recipe.network!r} can't be imported: {error}.") from error
+            raise ValueError(
+                f"recipe: network={recipe.network!r} can't be imported: {error}. It must be package.module:function, "
+                "which Python must find; for `unskip train` the current folder counts."
+            ) from error
         network = build(**sizes, **options)
     return plainify(network, recipe.method, **recipe.options) if recipe.method else network
 

@@ -2,7 +2,6 @@
 
 import math
 import os
-import sys
 import tomllib
 import warnings
 from collections.abc import Iterator
@@ -57,8 +56,6 @@ class Source:
 
 def source_of(word: str, *, weights: Path | None, input_size: str | None, seed: int, command: str) -> Source:
     """From the words of a command line."""
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does, so that a module in the current folder is found
     if seed < 0:
         raise ValueError(f"{command}: --seed {seed} must not be negative.")
     shape = None if input_size is None else parse_shape(input_size, command=command)
