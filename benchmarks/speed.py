@@ -90,12 +90,10 @@ def main() -> None:
                 say(f"no time is left for {family}")
                 continue
             blocks = [f"pnnh_{family}:block={block}" for block in args.blocks if family in args.blocks_of]
-            # Folded, a dense coder is the same network as a closed-form one in form 'dense'.
             dense = [f"pnnh_{family}:pretext=random"] if family in args.dense else []
             stem = [f"{FAMILIES[family]}:{STEMS.get(family, 'stem=fast')}"] if family in args.stem else []
             words = [FAMILIES[family], *stem, f"pnnh_{family}", *blocks, *dense]
-            train_only = [*blocks, *dense]
-            comparisons[family] = Comparison(words, setting, say, train_only=train_only, without=args.without)
+            comparisons[family] = Comparison(words, setting, say, train_only=blocks, without=args.without)
         if comparisons:
             run(comparisons, args.out, args.wait)
 

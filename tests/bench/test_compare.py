@@ -1,17 +1,20 @@
 """Comparisons of tiny networks, timed for real. Nothing is asserted about who is faster."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
-from unskip.bench import Case, Comparison, Setting, table, write
+from unskip.bench import SPARE, Case, Comparison, Setting, table, write
 from unskip.bench.compare import Row
 from unskip.bench.compiling import cause
 from unskip.bench.floor import Work
 from unskip.bench.runner import Reading, Runner
+from unskip.cli.tables import fitted
 
 QUICK = {"device": "cpu", "batch": 2, "size": 8, "rounds": 2, "seconds": 0.01}
 
@@ -67,7 +70,14 @@ def test_unlike_heads_are_refused() -> None:
         Comparison(["resnet20", "pnnh_resnet20:num_classes=7"], Setting(**QUICK))
 
 
-@pytest.mark.parametrize(("words", "says"), [(["resnet20"], "two networks or more"), (["resnet20"] * 2, "named twice")])
+def test_the_way_out_of_unlike_heads_is_a_word_that_can_be_given() -> None:
+    with pytest.raises(ValueError, match=r"for instance pnnh_resnet20:scale=1,num_classes=10\."):
+        Comparison(["resnet20", "pnnh_resnet20:num_classes=7,scale=1"], Setting(**QUICK))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"), [(["resnet20"], "two networks or more, and resnet20 was all"), (["resnet20"] * 2, "named twice")]
+)
 def test_a_comparison_needs_two(words: list[str], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Comparison(words, Setting(**QUICK))
@@ -98,6 +108,86 @@ def test_one_network_that_fails_does_not_take_the_others_with_it(monkeypatch: py
     assert first.error.startswith("RuntimeError: ")
     assert len(second.rounds) == 2
     assert comparison.ratios(second) == {"speed": None, "memory": None}
+
+
+class Moody(nn.Module):
+    """Trains for so many steps, and does no inference."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.head, self.steps = nn.Linear(3, 10), steps
+        self.pretrained_cfg = {"input_size": (3, 8, 8)}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps -= x.device.type != "meta"
+        if not self.training or self.steps < 0:
+            raise RuntimeError("not in the mood")
+        return self.head(x.mean((2, 3)))
+
+
+def willing() -> nn.Module:
+    return Moody(10**9)
+
+
+def tired() -> nn.Module:
+    return Moody(6)
+
+
+def test_a_network_that_fails_in_one_mode_or_after_a_while_has_a_row_that_says_so() -> None:
+    words = ["resnet20", f"{__name__}:willing", f"{__name__}:tired"]
+    comparison = Comparison(words, Setting(**QUICK, compiled=False))
+    comparison.run()
+    rows = {(row.case.network, row.case.mode): row for row in comparison.rows}
+    assert {key for key, row in rows.items() if not row.error} == {
+        ("resnet20", "train"), ("resnet20", "infer"), ("resnet20", "infer"), (words[1], "train")
+    }  # fmt: skip
+    assert all(len(row.rounds) == (0 if row.error else 2) for row in rows.values())
+    assert comparison.failed == [
+        f"{words[2]}, train, eager: RuntimeError: not in the mood",
+        f"{words[1]}, infer, eager, as trained: RuntimeError: not in the mood",
+        f"{words[2]}, infer, eager, as trained: RuntimeError: not in the mood",
+    ]
+
+
+def test_a_table_on_a_narrow_terminal_has_its_numbers() -> None:
+    case = {"mode": "train", "compiled": False}
+    comparison = Comparison(["resnet20", "pnnh_resnet20:pretext=random,scale=0.25"], Setting(**QUICK, fit=2**20))
+    work = Work(macs=10**8, numbers=10**8, output=(10,))
+    comparison.rows = [
+        Row(case=Case(network=word, **case), rounds=[12345.0 * i, 23456.0 * i], memory=i * 2**32, work=work)
+        for i, word in enumerate(comparison.words, 1)
+    ]
+    comparison.largest = dict.fromkeys(comparison.words, 1357)
+    console = Console(width=60, file=io.StringIO())
+    for part in table(comparison):
+        console.print(fitted(part, console, SPARE))
+    words = console.file.getvalue()  # type: ignore[attr-defined]
+    for number in ("17,900", "35,801", "2.00", "4,096", "8,192", "1,357"):
+        assert number in words, number
+    assert "…" not in words
+
+
+def test_the_largest_batch_is_searched_for_whatever_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    comparison = Comparison(
+        ["resnet20", "plain_resnet20"], Setting(**QUICK, compiled=False, infer=False, fit=5 * 10**6)
+    )
+    monkeypatch.setattr(comparison, "cases", list)  # nothing is
+    comparison.run()
+    found = {about["name"]: about["largest_batch"] for about in comparison.to_dict()["networks"]}
+    assert found["plain_resnet20"] >= found["resnet20"] >= 2
+    assert not comparison.failed
+
+
+def test_a_search_that_fails_is_said_and_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def search(runner: Runner, limit: int) -> int:
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(Runner, "largest_batch", search)
+    comparison = Comparison(["resnet20", "plain_resnet20"], Setting(**QUICK, compiled=False, infer=False, fit=2**20))
+    comparison.run()
+    assert all(len(row.rounds) == 2 for row in comparison.rows)
+    assert comparison.failed[1] == "plain_resnet20, the largest batch: RuntimeError: no more"
+    assert comparison.to_dict()["networks"][1]["largest_batch"] is None
 
 
 def test_of_a_long_error_the_cause_is_kept() -> None:

@@ -31,6 +31,26 @@ def test_a_word_that_is_no_option_is_refused() -> None:
             load(word)
     with pytest.raises(ValueError, match="'pretext' in 'pnnh_resnet20:scale=1,pretext' must be option=value"):
         load("pnnh_resnet20:scale=1,pretext")
+    with pytest.raises(ValueError, match="'lean' in 'pnnh_resnet20:lean' must be option=value"):
+        load("pnnh_resnet20:lean")
+    with pytest.raises(ValueError, match=r"'resnet18' can't be built with 'block=lean': .* Leave that option out"):
+        load("resnet18:block=lean")
+
+
+def test_channels_by_word_are_those_that_are_read() -> None:
+    both = [load("resnet18:num_classes=5"), load("resnet18:num_classes=5,in_chans=1")]
+    with pytest.raises(
+        ValueError, match=r"'resnet18:num_classes=5,in_chans=1' 1; .* resnet18:num_classes=5,in_chans=3"
+    ):
+        common_input(both, 64)
+
+
+def test_a_dense_coder_has_the_faster_stem_too() -> None:
+    """Its form 'fast' is another network than 'dense', though learner and coder are one layer in both."""
+    found = forms(load("pnnh_resnet18:pretext=random,num_classes=5"), folded=True)
+    assert list(found) == ["dense", "fast"]
+    assert any(type(module) is PooledStem for module in found["fast"].modules())
+    assert list(forms(load("pnnh_resnet20:pretext=random"), folded=True)) == ["dense"]
 
 
 def test_a_stem_by_word() -> None:

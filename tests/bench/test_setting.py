@@ -13,7 +13,7 @@ def test_amounts_of_memory(text: str, bytes_: int) -> None:
     assert parse_bytes(text) == bytes_
 
 
-@pytest.mark.parametrize("text", ["", "8 G", "GiB", "1.2.3GiB", "-1MB", "8XiB", ".", ".GiB", "1e999"])
+@pytest.mark.parametrize("text", ["", "0", "0GiB", "8 G", "GiB", "1.2.3GiB", "-1MB", "8XiB", ".", ".GiB", "1e999"])
 def test_what_is_no_amount_of_memory(text: str) -> None:
     with pytest.raises(ValueError, match="is no amount of memory; write it like"):
         parse_bytes(text)
@@ -27,6 +27,10 @@ def test_what_is_no_amount_of_memory(text: str) -> None:
         ({"batch": -1}, "batch=-1 must be at least 0"),
         ({"rounds": 0}, "rounds=0 must be at least 1"),
         ({"seconds": 0.0}, "seconds=0.0 must be above 0"),
+        ({"seconds": float("inf")}, "seconds=inf must be above 0 and finite"),
+        ({"threads": 10**7}, "threads=10000000 is far more than this machine's cores"),
+        ({"fit": 2**30, "train": False}, "training is left out; drop --fit, or ask for training too with --train"),
+        ({"fit": 2**60, "device": "cpu"}, r"--fit asks for 1,073,741,824\.0 GiB, and cpu has .* GiB; give less"),
         ({"train": False, "infer": False}, "neither training nor inference"),
         ({"eager": False, "compiled": False}, "neither eager nor compiled"),
     ],

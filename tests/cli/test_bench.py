@@ -30,8 +30,8 @@ def test_json_and_a_limit_of_memory() -> None:
     words = ["bench", "resnet20", "plain_resnet20", *QUICK, "--train", "--json", "--fit", "5MB"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-    rows = json.loads(result.stdout)["rows"]
-    assert all(row["largest_batch"] >= 2 for row in rows)
+    networks = json.loads(result.stdout)["networks"]
+    assert all(about["largest_batch"] >= 2 for about in networks)
 
 
 @pytest.mark.parametrize(

@@ -39,5 +39,18 @@ def test_names_stay_whole_and_what_is_left_out_is_said() -> None:
     assert "kept:" not in shown(25)
 
 
+def test_where_words_may_be_broken_more_columns_stay() -> None:
+    table = Table()
+    table.add_column("name", overflow="fold")
+    table.add_column("family", no_wrap=True)
+    table.add_row("pnnh_resnet110_wide:pretext=random", "cifar_resnet")
+    console = Console(width=36, file=io.StringIO())
+    console.print(fitted(table, console, ("family",)))
+    words = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "cifar_resnet" in words
+    assert "pnnh_resnet110" in words
+    assert "…" not in words
+
+
 def test_off_a_terminal_the_width_is_fixed() -> None:
     assert console_for_tables(77).width == 77

@@ -80,17 +80,17 @@ def assert_equal(plain: nn.Module, other: nn.Module, call: nn.Module, images: Te
 
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("block", ["fast", "lean"])
+@pytest.mark.parametrize("block", ["auto", "fast", "lean"])
 def test_equal_in_eager(family: str, block: str, train: bool) -> None:
     plain, other, images = pair(family, block, train=train)
     assert_equal(plain, other, other, images)
 
 
 @pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("block", ["fast", "lean"])
+@pytest.mark.parametrize("block", ["auto", "fast", "lean"])
 @pytest.mark.parametrize(
     "family",
-    ["vanilla", *(pytest.param(name, marks=pytest.mark.full) for name in ("bottleneck", "inverted", "mlp"))],
+    ["vanilla", *(pytest.param(name, marks=pytest.mark.full) for name in FAMILIES if name != "vanilla")],
 )
 def test_equal_under_the_compiler(family: str, block: str, train: bool) -> None:
     """Traced, decomposed, and cut into forward and backward; the code that Inductor writes is the next test's."""
@@ -101,10 +101,16 @@ def test_equal_under_the_compiler(family: str, block: str, train: bool) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("block", ["fast", "lean"])
-def test_equal_in_generated_code(block: str) -> None:
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize(
+    ("family", "block"),
+    [(family, "auto") for family in ("vanilla", "vanilla, fitted's shape", "bottleneck", "inverted", "mlp")]
+    + [("vanilla", "lean"), ("inverted", "fast"), ("inverted", "lean")],
+)
+def test_equal_in_generated_code(family: str, block: str, train: bool) -> None:
+    """By Inductor. `auto`, the default, is `fast` but in inverted blocks."""
     torch._dynamo.reset()
-    plain, other, images = pair("vanilla", block, train=True)
+    plain, other, images = pair(family, block, train=train)
     assert_equal(plain, other, torch.compile(other, fullgraph=True, dynamic=False), images)
 
 

@@ -31,7 +31,6 @@ class Row:
     case: Case
     rounds: list[float] = dataclasses.field(default_factory=list)  # images a second
     memory: int | None = None  # bytes at the peak of a step
-    largest_batch: int | None = None
     first_step: float | None = None  # seconds, most of them the compiler's
     work: Work | None = None
     finite: bool | None = None
@@ -55,7 +54,10 @@ class Comparison:
         without: Sequence[str] = (),  # forms for inference that are left out
     ) -> None:
         if len(words) < 2:
-            raise ValueError(f"bench: a comparison needs two networks or more, and {len(words)} was named.")
+            raise ValueError(
+                f"bench: a comparison needs two networks or more, and {' '.join(words) or 'none'} was all; add another "
+                "name, for instance pnnh_resnet34 beside resnet34."
+            )
         if len(set(words)) < len(words):
             raise ValueError(f"bench: a network is named twice in {', '.join(words)}; each has one place.")
         self.words, self.setting, self.say = tuple(words), setting, say
@@ -70,6 +72,8 @@ class Comparison:
         self.rows: list[Row] = []
         self.compile_seconds: float | None = None  # of all cases, beforehand, in several processes
         self.paths: dict[tuple[str, Mode, str], Path] = {}  # files of networks, by name, mode and form
+        self.unformed: dict[str, str] = {}  # why a network has no form for inference
+        self.largest: dict[str, int | str] = {}  # the largest batch that fits, or why the search failed
 
     # ------------------------------------------------------------ preparing
 
@@ -93,19 +97,27 @@ class Comparison:
                     groups.append([Case(network=n, mode=m, compiled=compiled, form=f) for n, m, f in keys])
         return groups
 
-    def save(self, folder: Path, forms: dict[str, dict[str, Path]]) -> None:
+    def save(self, folder: Path, forms: dict[str, dict[str, Path] | str]) -> None:
         """Puts the networks as files where workers find them, beside their forms for inference."""
         for i, word in enumerate(self.words):
             if self.setting.train:
                 path = self.paths[word, "train", AS_TRAINED] = folder / f"{i}-train.pt"
                 torch.save(self.networks[word], path)
-            for form, path in forms.get(word, {}).items():
+            made = forms.get(word, {})
+            if isinstance(made, str):
+                self.unformed[word] = made
+                made = {AS_TRAINED: folder}  # a row that says so
+            for form, path in made.items():
                 if form not in self.without:
                     self.paths[word, "infer", form] = path
 
+    def failure(self, case: Case) -> str:
+        """Why it can't be timed, if that is known."""
+        return self.unformed.get(case.network, "") if case.mode == "infer" else ""
+
     def jobs(self) -> list[Job]:
         """The cases to compile."""
-        cases = [case for group in self.cases() for case in group if case.compiled]
+        cases = [case for group in self.cases() for case in group if case.compiled and not self.failure(case)]
         paths = [self.paths[case.network, case.mode, case.form] for case in cases]
         threads = self.setting.threads or torch.get_num_threads()
         return [
@@ -125,15 +137,21 @@ class Comparison:
                 self.rates = measure_rates(self.setting.where, self.setting.dtype)
                 for group in self.cases():
                     self._run_group(group, written)
+                if self.setting.fit:
+                    for word in self.words:
+                        self.say(f"{word}: searching for the largest batch")
+                        self.largest[word] = self._largest_batch(word)
+                        written()
 
     def _run_group(self, group: list[Case], written: Callable[[], None]) -> None:
         runners: list[Runner] = []
         try:
             for case in group:
-                row = Row(case=case)
+                row = Row(case=case, error=self.failure(case))
                 self.rows.append(row)
                 try:
-                    runners.append(self._ready(case, row))
+                    if not row.error:
+                        runners.append(self._ready(case, row))
                 except Exception as error:  # one network that fails must not take the others with it
                     row.error = cause(error)
                     self.say(f"{case}: {row.error}")
@@ -141,8 +159,14 @@ class Comparison:
             for i in range(self.setting.rounds):
                 self.say(f"{group[0].mode}, {'compiled' if group[0].compiled else 'eager'}: round {i + 1}")
                 # Back and forth, so that a drift of the clock favours nobody.
-                for runner in runners if i % 2 == 0 else reversed(runners):
-                    runner.round()
+                for runner in list(runners if i % 2 == 0 else reversed(runners)):
+                    try:
+                        runner.round()
+                    except Exception as error:
+                        self._row(runner).error = cause(error)
+                        runner.rounds.clear()
+                        runners.remove(runner)
+                        runner.close()
                 written()
             for runner in runners:
                 self._row(runner).finite = runner.finite()
@@ -162,14 +186,32 @@ class Comparison:
         runner = Runner(case, network, self.reading, self.setting)
         row.rounds = runner.rounds
         row.first_step, row.memory = runner.first_step, runner.peak()
-        if self.setting.fit and case.mode == "train" and not case.compiled:
-            self.say(f"{case}: searching for the largest batch")
-            row.largest_batch = runner.largest_batch(self.setting.fit)
         if self.setting.graph and self.setting.where.type == "cuda":
             runner.record_graph()
         return runner
 
+    def _largest_batch(self, word: str) -> int | str:
+        """By eager steps, from two images on: a compiled one is compiled for one batch."""
+        case = Case(network=word, mode="train", compiled=False)
+        try:
+            network = read(self.paths[word, "train", AS_TRAINED])
+            runner = Runner(case, network, self.reading, dataclasses.replace(self.setting, batch=2))
+            try:
+                return runner.largest_batch(self.setting.fit)
+            finally:
+                runner.close()
+        except Exception as error:
+            return cause(error)
+
     # ------------------------------------------------------------ results
+
+    @property
+    def failed(self) -> list[str]:
+        """What went wrong, a line each."""
+        rows = [f"{row.case}: {row.error}" for row in self.rows if row.error]
+        return rows + [
+            f"{word}, the largest batch: {why}" for word, why in self.largest.items() if isinstance(why, str)
+        ]
 
     @property
     def begun(self) -> bool:
@@ -221,6 +263,7 @@ class Comparison:
             "name": word,
             "trained": sum(p.numel() for p in network.parameters() if p.requires_grad),
             "frozen": frozen_weights(network),
+            "largest_batch": found if isinstance(found := self.largest.get(word), int) else None,
         }
 
     def _line(self, row: Row) -> dict[str, Any]:
@@ -233,7 +276,6 @@ class Comparison:
             "rounds": row.rounds,
             "milliseconds": None if found is None else 1e3 * self.setting.images / found,
             "memory_bytes": row.memory,
-            "largest_batch": row.largest_batch,
             "ratio": self.ratios(row),
             "first_step_seconds": row.first_step,
             "finite": row.finite,

@@ -82,8 +82,8 @@ def _compile(job: Job) -> Compiled:
     return Compiled(case=job.case, seconds=time.perf_counter() - began, error=error)
 
 
-def make_forms(words: Sequence[str], folder: Path, *, folded: bool, workers: int) -> dict[str, dict[str, Path]]:
-    """Each network's forms for inference as files, made by so many processes; 0: by this one."""
+def make_forms(words: Sequence[str], folder: Path, *, folded: bool, workers: int) -> dict[str, dict[str, Path] | str]:
+    """Each network's forms for inference as files, made by so many processes; 0: by this one. Or why there are none."""
     if not workers or not words:
         made = [_save_forms(word, folder, i, folded) for i, word in enumerate(words)]
     else:
@@ -94,13 +94,16 @@ def make_forms(words: Sequence[str], folder: Path, *, folded: bool, workers: int
     return dict(zip(words, made, strict=True))
 
 
-def _save_forms(word: str, folder: Path, number: int, folded: bool, threads: int = 0) -> dict[str, Path]:
+def _save_forms(word: str, folder: Path, number: int, folded: bool, threads: int = 0) -> dict[str, Path] | str:
     paths = {}
     if threads:
         torch.set_num_threads(threads)
-    for form, network in forms(load(word), folded=folded).items():
-        paths[form] = folder / f"{number}-{form.replace(' ', '_')}.pt"
-        torch.save(network, paths[form])
+    try:
+        for form, network in forms(load(word), folded=folded).items():
+            paths[form] = folder / f"{number}-{form.replace(' ', '_')}.pt"
+            torch.save(network, paths[form])
+    except Exception as error:  # one network that fails must not take the others with it
+        return cause(error)
     return paths
 
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import timm
 import torch
 from timm.layers.norm_act import BatchNormAct2d
 from timm.models._efficientnet_blocks import InvertedResidual
 from torch import nn
 
-from unskip.coders import CheapCoder
 from unskip.measures.refusals import reason
 from unskip.methods.depthwise import TOPS, JoinedSequential
 from unskip.methods.spec import hooked
@@ -41,15 +41,15 @@ def load(word: str) -> Contender:
     NAME:depthwise=fast one of timm's with their depthwise convolutions (`unskip.methods.depthwise`), so that what is
     left between the two is the blocks.
     """
-    name, _, rest = word.partition(":")
-    if "=" not in rest:
+    name, colon, rest = word.partition(":")
+    if "=" not in rest and not (colon and (name in ENTRIES or timm.is_model(name))):
         subject = load_network(word, command="bench")
         return Contender(name=word, network=subject.network, input_size=subject.input_size)
     options = {}
     for pair in rest.split(","):
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise ValueError(f"bench: {pair!r} in {word!r} must be option=value, for instance pretext=identity.")
+            raise ValueError(f"bench: {pair!r} in {word!r} must be option=value, for instance num_classes=10.")
         options[key] = _value(value)
     fast = [part for part in QUICKEN if options.get(part) == FAST]
     for part in fast:
@@ -65,7 +65,7 @@ def load(word: str) -> Contender:
                     "option the network is as it is."
                 ) from error
         raise
-    except TypeError as error:
+    except Exception as error:  # whatever a builder makes of a value that it did not expect
         raise ValueError(
             f"bench: {name!r} can't be built with {rest!r}: {reason(error)}. Leave that option out."
         ) from error
@@ -80,6 +80,8 @@ def load(word: str) -> Contender:
         size: Shape = ENTRIES[name].input_size
     else:
         size = tuple((getattr(network, "pretrained_cfg", None) or {}).get("input_size", ()))
+    if size and "in_chans" in options:
+        size = (options["in_chans"], *size[1:])
     return Contender(name=word, network=network, input_size=size)
 
 
@@ -147,7 +149,8 @@ def common_input(contenders: list[Contender], size: int) -> Shape:
         if other.input_size[:1] != first.input_size[:1]:
             raise ValueError(
                 f"bench: {first.name!r} reads {first.input_size[0]} channels and {other.name!r} "
-                f"{other.input_size[0]}; build them alike, for instance {other.name}:in_chans={first.input_size[0]}."
+                f"{other.input_size[0]}; build them alike, for instance "
+                f"{_with(other.name, 'in_chans', first.input_size[0])}."
             )
     kinds = {c.name: {p.dtype for p in c.network.parameters()} for c in contenders}
     for name, found in kinds.items():
@@ -166,8 +169,15 @@ def check_outputs(contenders: list[Contender], outputs: dict[str, tuple[int, ...
         if shape != outputs[first]:
             raise ValueError(
                 f"bench: {first!r} gives {_by(outputs[first])} numbers an image and {name!r} {_by(shape)}; build them "
-                f"alike, for instance {name}:num_classes={outputs[first][-1]}."
+                f"alike, for instance {_with(name, 'num_classes', outputs[first][-1])}."
             )
+
+
+def _with(word: str, option: str, value: int) -> str:
+    """The word for the same network with an option set otherwise."""
+    name, _, rest = word.partition(":")
+    others = [pair for pair in rest.split(",") if pair and not pair.startswith(f"{option}=")]
+    return f"{name}:{','.join([*others, f'{option}={value}'])}"
 
 
 def _by(shape: Shape) -> str:
@@ -181,8 +191,9 @@ def _kinds(found: set[torch.dtype]) -> str:
 def forms(contender: Contender, *, folded: bool, example_size: int = 64) -> dict[str, nn.Module]:
     """The forms in which a network does inference, in float32 and eval mode, by name.
 
-    A plain network is folded, 'dense' and, where closed-form coders make that another network, 'fast'. Of any other
-    the norms go into the convolutions before them, so that no side has a rewriting that the other was denied.
+    A plain network is folded, 'dense' and, where closed-form coders or a faster stem make that another network,
+    'fast'. Of any other the norms go into the convolutions before them, so that no side has a rewriting that the other
+    was denied.
     """
     network = copy.deepcopy(contender.network).eval()
     if not folded:
@@ -200,7 +211,7 @@ def forms(contender: Contender, *, folded: bool, example_size: int = 64) -> dict
         except Refusal:
             return {AS_TRAINED: network}
     fast = fold(network, "fast", example=example)
-    if any(isinstance(module, CheapCoder) for module in fast.modules()):
+    if {type(module) for module in fast.modules()} != {type(module) for module in found["dense"].modules()}:
         found["fast"] = fast
     return found
 

@@ -144,8 +144,12 @@ class Runner:
                 self.batch(batch)
                 self.step()
                 return self.peak() <= limit
-            except torch.cuda.OutOfMemoryError:
-                return False
+            except (
+                RuntimeError
+            ) as error:  # torch.OutOfMemoryError is one, and of a CPU's allocator this is all there is
+                if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+                    return False
+                raise
             finally:
                 if self.optimizer is not None:
                     self.optimizer.zero_grad(set_to_none=True)

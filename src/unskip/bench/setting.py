@@ -1,9 +1,12 @@
 """What a comparison is made of: the setting that all networks share, and the cases that are timed."""
 
+import math
+import os
 import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import psutil
 import torch
 
 Mode = Literal["train", "infer"]
@@ -44,13 +47,28 @@ class Setting:
         for name, least in (("batch", 0), ("size", 0), ("rounds", 1), ("threads", 0), ("compile_workers", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"bench: {name}={getattr(self, name)} must be at least {least}.")
-        if not self.seconds > 0:
-            raise ValueError(f"bench: seconds={self.seconds} must be above 0.")
+        if not 0 < self.seconds < math.inf:
+            raise ValueError(f"bench: seconds={self.seconds} must be above 0 and finite.")
+        cores = os.cpu_count() or 1
+        if self.threads > 8 * cores:
+            raise ValueError(
+                f"bench: threads={self.threads} is far more than this machine's cores ({cores}); give fewer."
+            )
         if not (self.train or self.infer):
             raise ValueError("bench: neither training nor inference is left to time; drop --no-train or --no-infer.")
         if not (self.eager or self.compiled):
             raise ValueError(
                 "bench: neither eager nor compiled networks are left to time; drop one of the two refusals."
+            )
+        if self.fit and not self.train:
+            raise ValueError(
+                "bench: --fit searches for the largest batch that trains, and training is left out; drop --fit, or ask "
+                "for training too with --train."
+            )
+        if self.fit > (there := self.device_bytes):
+            raise ValueError(
+                f"bench: --fit asks for {self.fit / 2**30:,.1f} GiB, and {self.where} has {there / 2**30:,.1f} GiB; "
+                "give less."
             )
 
     @property
@@ -58,6 +76,13 @@ class Setting:
         if self.device == "auto":
             return torch.device("cuda" if torch.cuda.is_available() else "cpu")
         return torch.device(self.device)
+
+    @property
+    def device_bytes(self) -> int:
+        """The memory of the device."""
+        if self.where.type == "cuda":
+            return torch.cuda.get_device_properties(self.where).total_memory
+        return psutil.virtual_memory().total
 
     @property
     def images(self) -> int:
@@ -86,6 +111,7 @@ class Case:
 def parse_bytes(text: str) -> int:
     """'8GiB', '500 MB' or '1e9' as a number of bytes."""
     match = re.fullmatch(r"((?:\d+\.?\d*|\.\d+)(?:e\d\d?)?)\s*([kmgt]?i?b|)", text.strip().lower())
-    if match is None or match[2] not in UNITS:
+    found = int(float(match[1]) * UNITS[match[2]]) if match is not None and match[2] in UNITS else 0
+    if not found:
         raise ValueError(f"bench: {text!r} is no amount of memory; write it like 8GiB or 500MB.")
-    return int(float(match[1]) * UNITS[match[2]])
+    return found

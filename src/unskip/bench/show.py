@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from unskip.bench.compare import Comparison
+from unskip.bench.networks import AS_TRAINED
 from unskip.ship import files
 
 WAY_OUT = "Choose another one (--out)."
@@ -17,29 +18,38 @@ INK, GRID = "#1f2937", "#e5e7eb"
 COLOURS = ("#8a8a8a", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00")  # Okabe and Ito's; grey is the reference
 
 
+SPARE = (
+    "floor",
+    "lowest to highest",
+    "ms",
+    "memory ratio",
+)  # columns that a narrow terminal does without, the first first
+
+
 def table(comparison: Comparison) -> Iterable[Table]:
     """The networks, then the rows; ratios are to the first network."""
     found = comparison.to_dict()
+    fits = ["batch\nthat fits"] if found["setting"]["fit"] else []
     networks = Table(caption=_caption(found))
-    networks.add_column("network", no_wrap=True)
-    for column in ("trained (M)", "frozen (M)", "MACs an image (M)"):
-        networks.add_column(column, justify="right")
+    networks.add_column("network", overflow="fold")
+    for column in ("trained\n(M)", "frozen\n(M)", *fits):
+        networks.add_column(column, justify="right", no_wrap=True)
+    networks.add_column("MACs an image (M)", justify="right")
     plain = [line for line in found["rows"] if line.get("macs")]
     for about in found["networks"]:
         own = [line for line in plain if line["network"] == about["name"]]
         infer = [f"{line['form']} {line['macs'] / 1e6:,.0f}" for line in own if line["mode"] == "infer"]
         macs = dict.fromkeys(infer or [f"training {line['macs'] / 1e6:,.0f}" for line in own])
-        networks.add_row(
-            about["name"], f"{about['trained'] / 1e6:.2f}", f"{about['frozen'] / 1e6:.2f}", "; ".join(macs)
-        )
+        largest = [_number(about["largest_batch"], ",d")] if fits else []
+        counts = (f"{about['trained'] / 1e6:.2f}", f"{about['frozen'] / 1e6:.2f}", *largest, "; ".join(macs))
+        networks.add_row(about["name"], *counts)
     yield networks
 
-    rows = Table(caption="images/s: median of the rounds (lowest to highest). floor: ms by arithmetic | by traffic.")
-    rows.add_column("network", no_wrap=True)
+    rows = Table(caption="images/s: median of the rounds. floor: ms by arithmetic | by traffic.")
+    rows.add_column("network", overflow="fold")
     rows.add_column("how")
-    fits = [] if not found["setting"]["fit"] else ["batch that fits"]
-    for column in ["images/s", "ratio", "memory (MiB)", "ratio", "ms", "floor", *fits]:
-        rows.add_column(column, justify="right")
+    for column in ("images/s", "lowest to highest", "ratio", "memory\n(MiB)", "memory ratio", "ms", "floor"):
+        rows.add_column(column, justify="right", no_wrap="\n" in column or " " not in column)
     kind = None
     for line in found["rows"]:
         how = f"{line['mode']}, {'compiled' if line['compiled'] else 'eager'}"
@@ -48,20 +58,18 @@ def table(comparison: Comparison) -> Iterable[Table]:
         kind = how
         form = f", {line['form']}" if line["mode"] == "infer" else ""
         if line["error"]:
-            error, _, words = line["error"].partition(": ")
-            rows.add_row(line["network"], how + form, f"failed: {error}: {words[-60:]}")
+            rows.add_row(line["network"], how + form, "failed")
             continue
         floor = line.get("floor_milliseconds")
         rows.add_row(
             line["network"],
             how + form,
-            _speed(line),
+            *_speeds(line),
             _number(line["ratio"]["speed"], ".2f"),
             _number(line["memory_bytes"] and line["memory_bytes"] / 2**20, ",.0f"),
             _number(line["ratio"]["memory"], ".2f"),
             _number(line["milliseconds"], ",.2f"),
             "" if floor is None else f"{floor['arithmetic']:,.2f} | {floor['traffic']:,.2f}",
-            *([_number(line["largest_batch"], ",d")] if fits else []),
         )
     yield rows
 
@@ -91,11 +99,12 @@ def _rate(a_second: float) -> str:
     return f"{value:,.1f} {prefix}"
 
 
-def _speed(line: dict[str, Any]) -> str:
+def _speeds(line: dict[str, Any]) -> tuple[str, str]:
+    """Median and range."""
     if line["images_per_s"] is None:
-        return ""
+        return "", ""
     digits = ",.0f" if line["images_per_s"] >= 100 else ".1f"
-    return f"{line['images_per_s']:{digits}} ({line['low']:{digits}} to {line['high']:{digits}})"
+    return f"{line['images_per_s']:{digits}}", f"{line['low']:{digits}} to {line['high']:{digits}}"
 
 
 def _number(value: float | None, how: str) -> str:
@@ -122,7 +131,8 @@ def write(comparison: Comparison, folder: Path, *, picture: bool = True) -> None
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Bars of images/s and of memory over the first network's, for every kind of run; of several forms the fastest."""
+    """Bars of images/s and of memory over the first network's, for every kind of run; of several forms the fastest,
+    which stand below."""
     names = [about["name"] for about in found["networks"]]
     best: dict[tuple[str, str], dict[str, Any]] = {}
     for line in found["rows"]:
@@ -133,6 +143,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
         ):
             best[key] = line
     kinds = list(dict.fromkeys(kind for kind, _ in best))
+    under = [kind + _forms([best[kind, name]["form"] for name in names if (kind, name) in best]) for kind in kinds]
     figure = Figure(figsize=(max(7.0, 2.2 * len(kinds) + 3), 3.8), dpi=120, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     width = 0.8 / len(names)
@@ -145,17 +156,23 @@ def draw(found: dict[str, Any], path: Path) -> None:
             heights = [best[kinds[k], name]["ratio"][what] or 0.0 for k in at]
             bars = axes.bar([k + (i - (len(names) - 1) / 2) * width for k in at], heights, width * 0.94, label=name,
                             color=COLOURS[i % len(COLOURS)])  # fmt: skip
-            axes.bar_label(bars, fmt="%.2f", fontsize=7, color=INK, padding=1)
-        axes.axhline(1, color=INK, lw=0.8)
-        axes.set_xticks(range(len(kinds)), kinds, fontsize=8)
+            for label in axes.bar_label(bars, fmt="%.2f", fontsize=7, color=INK, padding=1):
+                label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.4})
+        axes.axhline(1, color=INK, lw=0.8, zorder=0.9)  # behind bars and their numbers
+        axes.set_xticks(range(len(kinds)), under, fontsize=8)
         axes.set_title(title, fontsize=9.5, color=INK, loc="left")
         axes.set_ylabel(f"ratio to {names[0]}", fontsize=8.5)
         axes.grid(axis="y", color=GRID)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(names), frameon=False, fontsize=8)
-    about = found["machine"]
-    figure.suptitle(f"{about['device']}, {found['setting']['precision']}, batch {found['setting']['batch']}",
-                    fontsize=10, color=INK)  # fmt: skip
+    a_line = max(1, int(14 * figure.get_figwidth()) // (6 + max(map(len, names))))  # 14 letters an inch
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(a_line, len(names)), frameon=False, fontsize=8)
+    figure.suptitle(_caption({**found, "rates": None, "compile_seconds": None}), fontsize=9, color=INK, wrap=True)
     figure.savefig(path, metadata={"Software": None})
+
+
+def _forms(names: list[str]) -> str:
+    """What a kind of run has been timed in, where that is not the network as it is trained."""
+    told = [] if set(names) == {AS_TRAINED} else list(dict.fromkeys(names))
+    return "".join(f"\n{name}" for name in told)

@@ -1,6 +1,7 @@
 """`unskip bench`: throughput and memory of networks side by side."""
 
 import json as json_module
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -51,8 +52,9 @@ def bench(
     For inference plain networks are folded and others have their norms fused, each in the best form that it has. Ctrl-C
     prints what is there. Exit codes: 0 there is a table, 1 some network failed, 2 something that you gave is wrong.
     """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the profiler's allocator warns of blocks older than itself
     with Importing():
-        from unskip.bench import Comparison, Setting, make_folder, parse_bytes, table, write
+        from unskip.bench import SPARE, Comparison, Setting, make_folder, parse_bytes, table, write
 
     setting = Setting(
         device=device,
@@ -70,7 +72,7 @@ def bench(
         seconds=seconds,
         threads=threads,
         compile_workers=compile_workers,
-        fit=parse_bytes(fit) if fit else 0,
+        fit=0 if fit is None else parse_bytes(fit),
     )
     if out is not None:
         make_folder(out, force=force)
@@ -90,8 +92,10 @@ def bench(
     else:
         shown_on = console_for_tables(160)
         for part in table(comparison):
-            shown_on.print(fitted(part, shown_on, ("floor", "ms")))
+            shown_on.print(fitted(part, shown_on, SPARE))
         if out is not None:
             print(f"Written: {out}")
-    if any(row.error for row in comparison.rows):
+    for words in comparison.failed:
+        notes.print(f"Failed: {words}", style="red", markup=False, soft_wrap=True)
+    if comparison.failed:
         raise typer.Exit(1)

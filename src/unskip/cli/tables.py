@@ -6,6 +6,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+FOLDED = 16  # characters that are left of a column whose words may be broken
+
 
 def console_for_tables(width: int) -> Console:
     """On a terminal its own width. Off one nobody sees it, and a wrapped table can't be read by programs: `width`."""
@@ -29,9 +31,10 @@ def fitted(table: Table, console: Console, spare: Sequence[str]) -> Table:
 
 
 def _needed(table: Table, console: Console) -> int:
-    """Characters that a line takes when columns that may wrap are as narrow as their longest word."""
+    """Characters that a line takes when columns that may wrap are as narrow as their longest word, or FOLDED."""
     width = 1
     for column in table.columns:
         sizes = [Measurement.get(console, console.options, cell) for cell in (column.header, *column.cells)]
-        width += 3 + max(size.maximum if column.no_wrap else size.minimum for size in sizes)
+        widest = max(size.maximum if column.no_wrap else size.minimum for size in sizes)
+        width += 3 + (min(widest, FOLDED) if column.overflow == "fold" else widest)
     return width
