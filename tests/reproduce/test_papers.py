@@ -155,6 +155,13 @@ def test_numbers_are_those_of_the_print(paper: str, number: str) -> None:
     assert not decimals - Counter(ours)
 
 
+def test_quoted_rows_are_those_that_name_a_paper() -> None:
+    table = paper_table("pnnh", "1")
+    lines = printed_table(lines_of(table), "1").splitlines()[2:]  # below a heading of two lines
+    named = [re.search(r"\(.+, (19|20)\d\d\)", line) is not None or line.startswith("\t") for line in lines]
+    assert [row["quoted"] for row in table.rows] == named
+
+
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_caption_of_the_print_has_its_table(paper: str) -> None:
     tables = paper_tables(paper)
