@@ -138,7 +138,7 @@ def test_truncated_unreadable_and_missing_npz(tmp_path: Path) -> None:
     for name in ("text.npz", "one.npy"):
         with pytest.raises(ValueError, match=f"{name} is no .npz file. It must be a .npz file with x_train"):
             load(recipe("npz"), tmp_path / name)
-    with pytest.raises(ValueError, match=r"does not exist\. It must be a \.npz file"):
+    with pytest.raises(ValueError, match=r"--data .* does not exist; it must be a \.npz file"):
         load(recipe("npz"), tmp_path / "none.npz")
     with pytest.raises(ValueError, match="needs data_dir"):
         load(recipe("npz"))
@@ -226,7 +226,9 @@ def test_cifar100_has_its_own_layout(tmp_path: Path) -> None:
 
 
 def test_bad_cifar(cifar10: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"data_batch_1 is missing.*must hold the folder cifar-10-batches-py"):
+    with pytest.raises(
+        ValueError, match=r"data_batch_1 is missing; --data \S+ must hold the folder cifar-10-batches-py with"
+    ):
         load(recipe("cifar10"), tmp_path)
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()

@@ -290,7 +290,7 @@ def _feed(subject: Subject, word: str) -> tuple[DataSet, Feed]:
         image_size=side, check_files=False, channels_last=False, batch=1, mixup=0.0, cutmix=0.0,
         workers=min(recipe.workers, os.cpu_count() or 1),  # that run may have had more cores; PyTorch would warn
     )  # fmt: skip
-    data = load(recipe, root)
+    data = load(recipe, root, option="--calibrate")
     if (data.channels, data.image_size, data.image_size) != subject.input_size:
         raise ValueError(
             f"export: {subject.name} reads inputs of shape {subject.input_size}, and the images of --calibrate "
