@@ -9,6 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from unskip import create_model
 from unskip.cli.commands import app
 from unskip.train import load_recipe, run
 from unskip.train.loading import load_network
@@ -48,6 +49,41 @@ def test_from_a_run_to_onnx(trained: Path, tmp_path: Path) -> None:
         y = load_network(str(trained)).network.eval()(x).numpy()
     assert np.abs(answers(file, x) - y).max() <= 1e-4 * np.abs(y).max()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["net.onnx", "net.safetensors"]
+
+
+@torch.no_grad()
+def test_a_name_with_its_trained_weights(tmp_path: Path) -> None:
+    """Without --pretrained they are random, which is said on stderr, since the file does not tell."""
+    name, x = "pnnh_resnet20_wide", torch.randn(3, 3, 32, 32)
+    wanted = create_model(name, pretrained=True).eval()(x).numpy()
+    said = {}
+    for file, words in {"trained.onnx": ["--pretrained"], "random.onnx": []}.items():
+        result = CliRunner().invoke(app, ["export", name, "-o", str(tmp_path / file), *words], catch_exceptions=False)
+        said[file] = result.stderr.splitlines()
+    far = {file: np.abs(answers(tmp_path / file, x) - wanted).max() for file in said}
+    assert far["trained.onnx"] <= 1e-4 * np.abs(wanted).max()
+    assert far["random.onnx"] > 0.1 * np.abs(wanted).max()
+    note = f"Note: random weights (seed 0); {name} has trained ones: --pretrained."
+    assert said["random.onnx"][0] == note
+    assert note not in said["trained.onnx"]
+
+
+@torch.no_grad()
+def test_trained_weights_are_folded(tmp_path: Path) -> None:
+    name, out, x = "pnnh_resnet20_wide", tmp_path / "net.safetensors", torch.randn(3, 3, 32, 32)
+    invoke("fold", name, "-o", out, "--pretrained")
+    wanted = create_model(name, pretrained=True).eval()(x)
+    assert (load_network(str(out)).network(x) - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+
+
+@pytest.mark.parametrize(
+    "words", [["export", "-o", "a.onnx"], ["fold", "-o", "a.safetensors"], ["plainify", "--dry-run"], ["doctor"]]
+)
+def test_pretrained_is_refused_alike(words: list[str], refused: Callable[[list[str]], str]) -> None:
+    command = words[0]
+    said = refused([*words, "pnnh_resnet20_wide", "--pretrained", "--weights", "a.pt"])
+    assert f"{command}: --pretrained and --weights a.pt both say which weights; leave one out." in said
+    assert "'pnnh_resnet20' has no pretrained weights" in refused([*words, "pnnh_resnet20", "--pretrained"])
 
 
 @pytest.mark.full

@@ -1,7 +1,9 @@
 """`unskip reproduce`: lists, makes and refuses."""
 
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from unskip.cli.commands import app
@@ -40,3 +42,27 @@ def test_what_can_not_be_is_said_before_it_is_measured(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["reproduce", *words])
     assert isinstance(result.exception, ValueError)
     assert "text.safetensors holds no weights of simplified_plain20" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--epochs", "0"], "--epochs 0 must be at least 1; leave it out for the paper's number."),
+        (["--weight-decay", "-1"], "--weight-decay -1.0 must not be negative; leave it out for the paper's."),
+        (["--rows", "foo"], "reproduce: --rows has 'foo', and there is no such row to run."),
+        (["--data", "empty"], "data_batch_1 is missing; --data empty must hold the folder cifar-10-batches-py with "),
+        (
+            ["--data", "nowhere"],
+            "data: --data nowhere does not exist; it must hold the folder cifar-10-batches-py with",
+        ),
+        (
+            [],
+            "data: dataset='cifar10' needs data_dir (--data DIR), which must hold the folder cifar-10-batches-py with ",
+        ),
+    ],
+)
+def test_a_table_says_which_option_is_wrong(
+    words: list[str], sentence: str, tmp_path: Path, refused: Callable[[list[str]], str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert sentence in refused(["reproduce", "pnnh-table1", *words])

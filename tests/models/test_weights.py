@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 
 import unskip
-from unskip.models import weights
+from unskip.models import ENTRIES, weights
 from unskip.models.weights import Weights, store_weights, weights_of
 
 NAME = "pnnh_resnet20"
@@ -94,3 +96,24 @@ def test_every_file_that_is_shipped_fits_its_name() -> None:
         assert "CIFAR" in about.dataset.upper()
         network = unskip.create_model(name, pretrained=True)
         assert all(torch.isfinite(p).all() for p in network.parameters())
+
+
+@pytest.mark.parametrize("pretrained", [False, True])
+def test_the_transform_for_testing_leaves_small_images_as_they_are(pretrained: bool) -> None:
+    """timm's default would take 32 of 36 px, and the shipped weights would err far more often."""
+    name = "pnnh_resnet20_wide"
+    network = unskip.create_model(name, pretrained=pretrained)
+    transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=network))
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    about = weights_of(name)
+    assert about is not None
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (about.mean, about.std))
+    wanted = (torch.from_numpy(pixels).permute(2, 0, 1) / 255 - mean) / std
+    torch.testing.assert_close(transform(Image.fromarray(pixels)), wanted)
+
+
+def test_every_name_for_small_images_is_tested_on_whole_ones() -> None:
+    small = [name for name, entry in ENTRIES.items() if entry.input_size[-1] <= 32]
+    assert {"resnet110", "pnnh_wrn28_10", "cifar_seqnet20", "simplified_plain20", "plainnet_mlp"} <= set(small)
+    assert all(timm.get_pretrained_cfg(name).crop_pct == 1.0 for name in small)
+    assert timm.get_pretrained_cfg("pnnh_resnet50").crop_pct == 0.875  # timm's default

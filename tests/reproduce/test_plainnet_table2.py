@@ -158,5 +158,5 @@ def test_the_table_by_its_command_and_no_step_twice(tmp_path: Path) -> None:
     assert [(folder / "runs" / name).stat().st_mtime_ns for name in ("select.json", "final.json")] == before
     with pytest.raises(ValueError, match=r"select.json is of other settings .* Choose another folder"):
         reproduce("plainnet-table2", out=tmp_path, **{**fields, "epochs": 3})
-    with pytest.raises(ValueError, match=r"there is no row 'BN \+ LRelu'. Did you mean 'BN \+ LReLU'"):
+    with pytest.raises(ValueError, match=r"--rows has 'BN \+ LRelu', and .* Did you mean 'BN \+ LReLU'"):
         reproduce("plainnet-table2", out=tmp_path / "other", **{**fields, "rows": "BN + LRelu"})

@@ -82,12 +82,30 @@ def test_what_the_user_sets_reaches_the_recipe() -> None:
     rows = table1_rows()
     assert [row.name for row in chosen(rows, Trained(rows="wrn28_10, resnet110"))] == ["resnet110", "wrn28_10"]
     assert len(chosen(rows, Trained())) == len(rows)
-    with pytest.raises(ValueError, match=r"no row 'resnet11' to run. Did you mean 'resnet110'"):
+    with pytest.raises(ValueError, match=r"--rows has 'resnet11', and there is no such row .* mean 'resnet110'"):
         chosen(rows, Trained(rows="resnet11"))
     with pytest.raises(ValueError, match="seeds=0 must be at least 1"):
         Trained(seeds=0)
     with pytest.raises(ValueError, match="dataset='imagefolder' must be one of"):
         Trained(dataset="imagefolder")
+
+
+def test_zero_is_zero_and_the_papers_number_is_what_is_left_out() -> None:
+    recipe = table1_rows()[0].recipe
+    assert recipe is not None
+    assert recipe.weight_decay > 0
+    assert settled(recipe, Trained(weight_decay=0.0, device="cpu"), seed=0).weight_decay == 0
+    assert settled(recipe, Trained(device="cpu"), seed=0).weight_decay == recipe.weight_decay
+    shown = outcome("a-table", Trained(weight_decay=0.0, epochs=3, device="cpu"), ROWS, {})
+    assert any("a-table --epochs 3 --seeds 3 --weight-decay 0.0 --dataset" in line for line in shown.readme)
+    for config in (Trained, REPRODUCTIONS["plainnet-table2"].config):
+        for wrong in (0, -1):
+            with pytest.raises(ValueError, match=rf"--epochs {wrong} must be at least 1; leave it out for the paper's"):
+                config(epochs=wrong)
+    with pytest.raises(ValueError, match=r"--weight-decay -0\.1 must not be negative; leave it out for the paper's"):
+        Trained(weight_decay=-0.1)
+    with pytest.raises(ValueError, match="--at-once 0 must be at least 1; leave it out for 4 on a GPU"):
+        Trained(at_once=0)
 
 
 def test_mean_spread_and_difference() -> None:
@@ -112,7 +130,7 @@ def path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("path")
-def test_a_table_is_trained_written_and_not_trained_twice(tmp_path: Path) -> None:
+def test_a_table_is_trained_written_and_not_trained_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
 
     @reproduction("small-table", source="papers/none.md, Table 0", shows="nothing", config=Config, trains=True)
@@ -124,6 +142,7 @@ def test_a_table_is_trained_written_and_not_trained_twice(tmp_path: Path) -> Non
         written = reproduce("small-table", out=tmp_path, record=tmp_path / "record", **fields)
     finally:
         del REPRODUCTIONS["small-table"]
+    assert "Runs to train: 1 (epochs: 2), 1 at a time." in capsys.readouterr().err
     alone = run(SMALLER, out=tmp_path / "alone", silent=True)
     record = json.loads((tmp_path / "record" / "results.json").read_text())
     rows = record["numbers"]["rows"]

@@ -1,18 +1,23 @@
 """Networks and batches from words: what each kind gives, and the sentence for each way to get it wrong."""
 
+import json
 import os
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tests.doctor import small
+from unskip import create_model
+from unskip.models.weights import path_of
 from unskip.train import Recipe, load_recipe, run
-from unskip.train.loading import load_network, parse_shape
+from unskip.train.loading import load_network, note_on_weights, parse_shape
 
 HERE = "tests.doctor.small"
 
@@ -184,3 +189,76 @@ def test_files_that_are_not_what_they_claim(tmp_path: Path, trained: Path, monke
             assert "weights_only" not in str(refused.value)  # how to run the code in it
             assert ("can't be read as safetensors" in str(refused.value)) == name.endswith(".safetensors")
     assert not (tmp_path / "was-run").exists()
+
+
+# ---------------------------------------------------------------- weights of the package
+
+TRAINED = "pnnh_resnet20_wide"
+
+
+def test_trained_weights_by_name_and_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file says of which network it is, wherever it lies and whatever it is called."""
+    copy = tmp_path / "renamed.safetensors"
+    copy.write_bytes(path_of(TRAINED).read_bytes())
+    wanted = create_model(TRAINED, pretrained=True).state_dict()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / TRAINED).write_text("a file that is called like the network")
+    for subject in (load_network(f"timm:{TRAINED}", pretrained=True), load_network("renamed.safetensors")):
+        assert (subject.name, subject.input_size, subject.guessed) == (TRAINED, (3, 32, 32), False)
+        found = subject.network.state_dict()
+        assert all(torch.equal(found[key], value) for key, value in wanted.items())
+        assert all(value.dtype != torch.float16 for value in found.values())
+
+
+def test_weights_of_what_nobody_knows_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "other.safetensors"
+    for network, sentence in {
+        "os:abort": "has weights of 'os:abort', which is no name of `unskip models`",
+        "resnet20": "other.safetensors does not fit 'resnet20'",
+    }.items():
+        with safe_open(path_of(TRAINED), framework="pt") as shipped:
+            about = {**json.loads(shipped.metadata()["unskip"]), "network": network}
+        save_file(load_file(path_of(TRAINED)), file, metadata={"unskip": json.dumps(about)})
+        with pytest.raises(ValueError, match=sentence):
+            load_network(str(file))
+
+
+def test_pretrained_where_there_is_nothing_to_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for word, sentence in {
+        "pnnh_resnet20": r"'pnnh_resnet20' has no pretrained weights .* these have: .*pnnh_resnet20_wide",
+        "resnet111": r"there is no network named 'resnet111'",
+        "torchvision:resnet18": r"nobody knows trained weights for 'torchvision:resnet18' .*--weights FILE",
+        f"{HERE}:mlp": r"nobody knows trained weights for 'tests.doctor.small:mlp' \(--pretrained\)",
+        str(path_of(TRAINED)): r"has its own weights; leave --pretrained out",
+    }.items():
+        with pytest.raises(ValueError, match=sentence):
+            load_network(word, pretrained=True, command="export")
+    with pytest.raises(
+        ValueError, match=r"^export: --pretrained and --weights .*a.pt both say which weights; leave one"
+    ):
+        load_network(TRAINED, pretrained=True, weights=tmp_path / "a.pt", command="export")
+
+    def offline(*_: object, **__: object) -> nn.Module:
+        raise ConnectionError("no way\nout.")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(
+        ValueError, match=r"timm's weights for 'test_resnet' .*: ConnectionError: no way out\. Give a fi"
+    ):
+        load_network("test_resnet", pretrained=True)
+
+
+def test_random_weights_are_not_taken_silently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = f"Note: random weights (seed 3); {TRAINED} has trained ones: --pretrained."
+    for word in (TRAINED, f"timm:{TRAINED}"):
+        assert note_on_weights(word, weights=None, pretrained=False, seed=3) == said
+    assert "test_resnet has trained ones" in note_on_weights("test_resnet", weights=None, pretrained=False, seed=0)
+    for word in ("pnnh_resnet20", "resnet20", "torchvision:resnet18", str(path_of(TRAINED)), "nothing"):
+        assert not note_on_weights(word, weights=None, pretrained=False, seed=0)
+    assert not note_on_weights(TRAINED, weights=Path("a.pt"), pretrained=False, seed=0)
+    assert not note_on_weights(TRAINED, weights=None, pretrained=True, seed=0)
+    (tmp_path / TRAINED).mkdir()
+    assert note_on_weights(TRAINED, weights=None, pretrained=False, seed=3) == said, "a folder without a checkpoint"
+    (tmp_path / TRAINED / "checkpoint.pt").touch()
+    assert not note_on_weights(TRAINED, weights=None, pretrained=False, seed=3), "the run in the folder is taken"

@@ -1,7 +1,9 @@
 """Data sets: each layout is read, and each kind of bad data is refused before the first step, with a way out."""
 
 import gzip
+import hashlib
 import pickle
+import shutil
 import struct
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import torch
 from PIL import Image
 
 from tests.train.small import arrays, write_npz
-from unskip.train import Recipe
+from unskip.train import Recipe, sets
 from unskip.train.sets import Split, _hold_out, load
 
 
@@ -136,7 +138,7 @@ def test_truncated_unreadable_and_missing_npz(tmp_path: Path) -> None:
     for name in ("text.npz", "one.npy"):
         with pytest.raises(ValueError, match=f"{name} is no .npz file. It must be a .npz file with x_train"):
             load(recipe("npz"), tmp_path / name)
-    with pytest.raises(ValueError, match=r"does not exist\. It must be a \.npz file"):
+    with pytest.raises(ValueError, match=r"--data .* does not exist; it must be a \.npz file"):
         load(recipe("npz"), tmp_path / "none.npz")
     with pytest.raises(ValueError, match="needs data_dir"):
         load(recipe("npz"))
@@ -200,6 +202,23 @@ def test_cifar10_agrees_with_torchvision(cifar10: Path, monkeypatch: pytest.Monk
     assert load(recipe("cifar10"), cifar10 / "cifar-10-batches-py").fingerprint()  # the folder itself will do
 
 
+def test_only_other_pixels_and_labels_are_noted(cifar10: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not another pickle of the same: the sums are of the layout of the published .bin files."""
+    folder = tmp_path / "cifar-10-batches-py"
+    shutil.copytree(cifar10 / "cifar-10-batches-py", folder)
+    for file in sets.RECORDS:
+        entry = pickle.loads((folder / file).read_bytes())
+        records = (bytes([label]) + bytes(x) for label, x in zip(entry["labels"], entry["data"], strict=True))
+        monkeypatch.setitem(sets.RECORDS, file, hashlib.md5(b"".join(records)).hexdigest())
+    assert not load(recipe("cifar10"), tmp_path).notes
+    for file, key, where in (("data_batch_2", "labels", 7), ("test_batch", "data", (9_999, 3071))):
+        entry = pickle.loads((folder / file).read_bytes())
+        entry[key][where] ^= 1
+        (folder / file).write_bytes(pickle.dumps(entry))
+    (note,) = load(recipe("cifar10"), tmp_path).notes
+    assert note.startswith("data_batch_2, test_batch differ from the published files, so errors can't be compared")
+
+
 def test_cifar100_has_its_own_layout(tmp_path: Path) -> None:
     write_cifar(tmp_path, "cifar100")
     data = load(recipe("cifar100"), tmp_path)
@@ -207,7 +226,9 @@ def test_cifar100_has_its_own_layout(tmp_path: Path) -> None:
 
 
 def test_bad_cifar(cifar10: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"data_batch_1 is missing.*must hold the folder cifar-10-batches-py"):
+    with pytest.raises(
+        ValueError, match=r"data_batch_1 is missing; --data \S+ must hold the folder cifar-10-batches-py with"
+    ):
         load(recipe("cifar10"), tmp_path)
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from unskip.cli import Importing
-from unskip.cli.given import Force, InputSize, Network, Weights
+from unskip.cli.given import Force, InputSize, Network, Pretrained, Weights
 from unskip.cli.tables import console_for_tables, fitted
 
 
@@ -16,6 +16,7 @@ def doctor(
     method: Annotated[str, typer.Option(help="Make it skip-free with this method first: plain, pnnh, ...")] = "",
     against: Annotated[str | None, typer.Option(help="A second network to compare it with, given likewise.")] = None,
     weights: Weights = None,
+    pretrained: Pretrained = False,
     data: Annotated[
         str | None,
         typer.Option(
@@ -47,7 +48,7 @@ def doctor(
     showing = Showing(data=data, batch_size=batch_size, input_size=input_size, seed=seed)
     console = Console(stderr=True)
     with console.status(f"Looking into {network} ..."):
-        report = examine(network, showing, method=method, weights=weights)
+        report = examine(network, showing, method=method, weights=weights, pretrained=pretrained)
         other = None if against is None else examine(against, showing)
     if out is not None:
         report.to_html(out, against=other)

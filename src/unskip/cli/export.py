@@ -1,12 +1,13 @@
 """`unskip export`: a network as ONNX or torch.export, checked by running it, in 8 bits where asked for."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from unskip.cli import Importing
-from unskip.cli.given import Force, InputSize, Network, Seed, Weights
+from unskip.cli.given import Force, InputSize, Network, Pretrained, Seed, Weights
 
 
 def export(
@@ -30,6 +31,7 @@ def export(
     ] = 7,
     limit: Annotated[float, typer.Option(help="Points of accuracy that INT8 may lose.")] = 0.5,
     weights: Weights = None,
+    pretrained: Pretrained = False,
     input_size: InputSize = None,
     seed: Seed = 0,
     force: Force = False,
@@ -42,7 +44,11 @@ def export(
     with Importing():
         from unskip.train.shipping import export_to_file, int8_of, source_of
 
-    source = source_of(network, weights=weights, input_size=input_size, seed=seed, command="export")
+    source = source_of(
+        network, weights=weights, pretrained=pretrained, input_size=input_size, seed=seed, command="export"
+    )
+    if source.note:
+        print(source.note, file=sys.stderr)
     how = int8_of(int8, calibrate, inputs=calibration_images, bits=bits, limit=limit)
     words, written = export_to_file(source, out, form=fold, opset=opset, int8=how, force=force)  # type: ignore[arg-type]
     print(f"{words}\n{written}")

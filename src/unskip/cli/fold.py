@@ -1,12 +1,13 @@
 """`unskip fold`: a trained network without skips as convolution, bias, activation and pooling."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from unskip.cli import Importing
-from unskip.cli.given import Force, InputSize, Network, Seed, Weights
+from unskip.cli.given import Force, InputSize, Network, Pretrained, Seed, Weights
 
 
 def fold(
@@ -14,6 +15,7 @@ def fold(
     out: Annotated[Path, typer.Option("--out", "-o", help="The file: .safetensors.")],
     form: Annotated[str, typer.Option(help="dense: plain layers alone; fast: closed-form coders stay sums.")] = "dense",
     weights: Weights = None,
+    pretrained: Pretrained = False,
     input_size: InputSize = None,
     seed: Seed = 0,
     force: Force = False,
@@ -25,5 +27,9 @@ def fold(
     with Importing():
         from unskip.train.shipping import fold_to_file, source_of
 
-    source = source_of(network, weights=weights, input_size=input_size, seed=seed, command="fold")
+    source = source_of(
+        network, weights=weights, pretrained=pretrained, input_size=input_size, seed=seed, command="fold"
+    )
+    if source.note:
+        print(source.note, file=sys.stderr)
     print(fold_to_file(source, out, form=form, force=force))  # type: ignore[arg-type]

@@ -13,6 +13,9 @@ Network = Annotated[
     ),
 ]
 Weights = Annotated[Path | None, typer.Option(help="A state dict for the network (.pt, .safetensors).")]
+Pretrained = Annotated[
+    bool, typer.Option("--pretrained", help="Take the trained weights of a name: the package's, or timm's (downloads).")
+]
 InputSize = Annotated[str | None, typer.Option(help="Shape of one input, for instance 3x32x32.")]
 Seed = Annotated[int, typer.Option(help="Seed of the weights, where none are given.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite OUT if it is there already.")]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from unskip.cli import Importing
-from unskip.cli.given import Force, InputSize, Network, Seed, Weights
+from unskip.cli.given import Force, InputSize, Network, Pretrained, Seed, Weights
 
 
 def plainify(
@@ -26,6 +26,7 @@ def plainify(
         ),
     ] = True,
     weights: Weights = None,
+    pretrained: Pretrained = False,
     input_size: InputSize = None,
     seed: Seed = 0,
     force: Force = False,
@@ -40,7 +41,9 @@ def plainify(
     with Importing():
         from unskip.train.shipping import parse_options, plainify_to_file, source_of
 
-    source = source_of(network, weights=weights, input_size=input_size, seed=seed, command="plainify")
+    source = source_of(
+        network, weights=weights, pretrained=pretrained, input_size=input_size, seed=seed, command="plainify"
+    )
     chosen = parse_options(options, command="plainify")
     said = plainify_to_file(
         source, out, method=method, options=chosen, limit=limit, strict=strict, dry_run=dry_run, force=force

@@ -31,11 +31,13 @@ class Showing:
             raise ValueError(f"doctor: --seed {self.seed} must not be negative.")
 
 
-def examine(word: str, showing: Showing, *, method: str = "", weights: Path | None = None) -> Report:
+def examine(
+    word: str, showing: Showing, *, method: str = "", weights: Path | None = None, pretrained: bool = False
+) -> Report:
     """The report of a network that is given in words, as `unskip doctor` takes them."""
     seed = showing.seed
     shape = None if showing.input_size is None else parse_shape(showing.input_size, command="doctor")
-    subject = load_network(word, method=method, weights=weights, input_size=shape, seed=seed)
+    subject = load_network(word, method=method, weights=weights, pretrained=pretrained, input_size=shape, seed=seed)
     batch = load_batch(subject, showing.data, size=showing.batch_size, seed=seed)
     return diagnose(subject.network, batch.images, batch.targets, name=subject.name, data=batch.words, seed=seed)
 

@@ -24,6 +24,7 @@ Build = Callable[..., nn.Module]
 TIMM_OPTIONS = ("num_classes", "in_chans", "drop_rate", "drop_path_rate", "features_only", "out_indices")
 SKIP_FREE = ("plain", "pnnh")  # the methods that every backbone has a name for
 RIVALS = ("dirac", "iso", "delta_tanh", "looks_linear")  # those that a handful of backbones have a name for
+SHOWN_WHOLE = 32  # px: images up to this size are tested as they are, without timm's resizing and centre crop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,6 +200,7 @@ def _register(
         "std": std,
         "first_conv": first_conv,
         "classifier": classifier,
+        **({"crop_pct": 1.0} if input_size[-1] <= SHOWN_WHOLE else {}),
         **weights.pretrained_cfg(name),
     }
 

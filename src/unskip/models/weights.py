@@ -34,6 +34,11 @@ class Weights:
     std: tuple[float, ...]
     record: str  # the folder of benchmarks/records that says how they came about
 
+    @classmethod
+    def parse(cls, about: dict[str, Any]) -> "Weights":
+        """From what a file says, read as JSON."""
+        return cls(**{**about, "mean": tuple(about["mean"]), "std": tuple(about["std"])})
+
     def __str__(self) -> str:
         return (
             f"{self.test_error:.2f} % test error on {self.dataset} ({self.test_images:,} images), "
@@ -56,8 +61,7 @@ def weights_of(name: str) -> Weights | None:
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})["unskip"])
-        return Weights(**{**about, "mean": tuple(about["mean"]), "std": tuple(about["std"])})
+            return Weights.parse(json.loads((file.metadata() or {})["unskip"]))
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"create_model: the weights {path} can't be read ({error}); install the package again."

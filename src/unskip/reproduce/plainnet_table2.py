@@ -22,11 +22,10 @@ from typing import Annotated, Any
 import torch
 from rich.console import Console
 
-from unskip.methods.registry import nearest
 from unskip.reproduce.crowd import Crowd
 from unskip.reproduce.papers import paper_table
 from unskip.reproduce.registry import Outcome, reproduction
-from unskip.reproduce.trained import versions
+from unskip.reproduce.trained import check_epochs, check_rows, versions
 from unskip.train.recipe import Recipe, load_recipe
 from unskip.train.sets import DataSet, load
 
@@ -39,7 +38,7 @@ LOWEST = 1e-4  # where a falling rate ends: the lower end of the range
 class Table2:
     """What can be set."""
 
-    epochs: Annotated[int, "epochs of the final runs; 0: the paper's 300"] = 0
+    epochs: Annotated[int | None, "epochs of the final runs; the paper's 300 unless given"] = None
     select_epochs: Annotated[int, "epochs of the runs that choose the learning rate"] = 100
     seeds: Annotated[int, "final runs of each row"] = 3
     rows: Annotated[str, "the rows to run, for instance 'BN, BN + LReLU'; empty: all"] = ""
@@ -50,10 +49,11 @@ class Table2:
     device: Annotated[str, "the device: auto, cpu or cuda"] = "auto"
 
     def __post_init__(self) -> None:
-        if self.epochs < 0 or min(self.select_epochs, self.seeds, self.depth) < 1:
+        check_epochs(self.epochs, command="plainnet-table2")
+        if min(self.select_epochs, self.seeds, self.depth) < 1:
             raise ValueError(
-                f"plainnet-table2: epochs={self.epochs} must not be negative; select_epochs={self.select_epochs}, "
-                f"seeds={self.seeds} and depth={self.depth} must be at least 1."
+                f"plainnet-table2: select_epochs={self.select_epochs}, seeds={self.seeds} and depth={self.depth} must "
+                "be at least 1."
             )
         for name, known in (
             ("schedule", ("constant", "cosine")),
@@ -76,9 +76,7 @@ class Table2:
     def chosen(self) -> list["Row"]:
         names = [name.strip() for name in self.rows.split(",") if name.strip()]
         known = [row.name for row in ROWS]
-        for name in names:
-            if name not in known:
-                raise ValueError(f"plainnet-table2: there is no row {name!r}.{nearest(name, known)}")
+        check_rows(names, known, command="plainnet-table2")
         return [row for row in ROWS if not names or row.name in names]
 
 
@@ -254,7 +252,7 @@ def table2(config: Table2, folder: Path) -> Outcome:
     rows, base = config.chosen(), config.recipe()
     settings = {key: value for key, value in asdict(config).items() if key not in ("data", "device")}
     choosing = base.replace(epochs=config.select_epochs, val_fraction=0.1)
-    last = base.replace(epochs=config.epochs or base.epochs, val_fraction=0.0)
+    last = base.replace(epochs=base.epochs if config.epochs is None else config.epochs, val_fraction=0.0)
 
     def choose() -> list[dict[str, Any]]:
         jobs = [(row, row.recipe(choosing, lr=lr)) for row in rows for lr in RATES]

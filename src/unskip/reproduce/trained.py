@@ -26,28 +26,45 @@ from unskip.train.recipe import Recipe
 from unskip.train.sets import load
 
 
+def check_epochs(epochs: int | None, *, command: str) -> None:
+    if epochs is not None and epochs < 1:
+        raise ValueError(f"{command}: --epochs {epochs} must be at least 1; leave it out for the paper's number.")
+
+
+def check_rows(names: Sequence[str], known: list[str], *, command: str) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{command}: --rows has {name!r}, and there is no such row to run.{nearest(name, known)}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trained:
     """What can be set about every table of trained networks."""
 
-    epochs: Annotated[int, "epochs of each network; 0: as many as the paper's"] = 0
+    epochs: Annotated[int | None, "epochs of each network; as many as the paper's unless given"] = None
     seeds: Annotated[int, "runs of each row"] = 3
-    weight_decay: Annotated[float, "weight decay of each network; 0: the paper's"] = 0.0
+    weight_decay: Annotated[float | None, "weight decay of each network; the paper's unless given"] = None
     rows: Annotated[str, "the rows to run, by name and with commas between; empty: all"] = ""
     dataset: Annotated[str, "the data set: cifar10; or cifar100, digits, fashion_mnist or npz, to try it out"] = (
         "cifar10"
     )
     data: Annotated[Path | None, "where the data set lies; digits are embedded"] = None
     device: Annotated[str, "the device: auto, cpu or cuda"] = "auto"
-    at_once: Annotated[int, "networks that train at a time; 0: 4 on a GPU, 1 on a CPU"] = 0
+    at_once: Annotated[int | None, "networks that train at a time; 4 on a GPU and 1 on a CPU unless given"] = None
     compile: Annotated[
         bool, "compile blocks with torch.compile, which takes its time for each network and is repaid by long runs"
     ] = False
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "weight_decay", "at_once"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"reproduce: {name}={getattr(self, name)} must not be negative.")
+        check_epochs(self.epochs, command="reproduce")
+        if self.weight_decay is not None and not self.weight_decay >= 0:
+            raise ValueError(
+                f"reproduce: --weight-decay {self.weight_decay} must not be negative; leave it out for the paper's."
+            )
+        if self.at_once is not None and self.at_once < 1:
+            raise ValueError(
+                f"reproduce: --at-once {self.at_once} must be at least 1; leave it out for 4 on a GPU and 1 on a CPU."
+            )
         if self.seeds < 1:
             raise ValueError(f"reproduce: seeds={self.seeds} must be at least 1.")
         if self.dataset not in IN_MEMORY:
@@ -76,13 +93,13 @@ class Row:
 
 def settled(recipe: Recipe, config: Trained, seed: int) -> Recipe:
     """The recipe of one run: the paper's, but for what the user and the machine want otherwise."""
-    epochs = config.epochs or recipe.epochs
+    epochs = recipe.epochs if config.epochs is None else config.epochs
     return recipe.replace(
         dataset=config.dataset,
         epochs=epochs,
         milestones=tuple(max(1, round(m * epochs / recipe.epochs)) for m in recipe.milestones),
         warmup_epochs=min(recipe.warmup_epochs, epochs),
-        weight_decay=config.weight_decay or recipe.weight_decay,
+        weight_decay=recipe.weight_decay if config.weight_decay is None else config.weight_decay,
         seed=seed,
         device="auto" if config.gpu else "cpu",
         precision=recipe.precision if config.gpu else "fp32",
@@ -95,9 +112,7 @@ def chosen(rows: Sequence[Row], config: Trained) -> list[Row]:
     """The rows that the user asks for."""
     known = [row.name for row in rows if row.recipe is not None]
     names = [name.strip() for name in config.rows.split(",") if name.strip()] or known
-    for name in names:
-        if name not in known:
-            raise ValueError(f"reproduce: there is no row {name!r} to run.{nearest(name, known)}")
+    check_rows(names, known, command="reproduce")
     return [row for row in rows if row.name in names or (row.recipe is None and not config.rows)]
 
 
@@ -224,7 +239,7 @@ def outcome(
     options = " ".join(
         f"--{key.replace('_', '-')}" + ("" if value is True else f" {'DIR' if key == 'data' else value}")
         for key, value in asdict(config).items()
-        if value not in (None, "", False)
+        if value is not None and value is not False and value != ""
     )
     readme = [
         *about,

@@ -63,7 +63,8 @@ def train_all(
     if len(left) < len(recipes):
         say(f"{len(recipes) - len(left)} of {len(recipes)} runs are done already.")
     if left:
-        say(f"Runs to train: {len(left)}, {at_once} at a time. What each prints: {folder / 'logs'}")
+        epochs = " or ".join(map(str, sorted({recipes[name].epochs for name in left})))
+        say(f"Runs to train: {len(left)} (epochs: {epochs}), {at_once} at a time. What each prints: {folder / 'logs'}")
     crew = Crew(folder, data, threads=max(1, (os.cpu_count() or 1) // at_once))
     failures = []
     with Pause(), ThreadPoolExecutor(at_once) as pool:

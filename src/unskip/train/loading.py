@@ -17,6 +17,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from unskip.methods.registry import nearest
 from unskip.models import ENTRIES, create_model
+from unskip.models.weights import Weights, names_with_weights
 from unskip.surgery import Stuck, plainify
 from unskip.train import netfile
 from unskip.train.checkpoint import FORMAT, read_torch_file
@@ -30,6 +31,7 @@ WEIGHT_FILES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 NATIVE = {"digits": (1, 8), "cifar10": (3, 32), "cifar100": (3, 32), "fashion_mnist": (1, 28), "imagefolder": (3, 224)}
 GUESSED_SIDE = 32  # px, of images for a convolutional network that does not say what it reads
 GUESSED_STEPS = 32  # of a sequence, likewise
+OTHER_WEIGHTS = "To look at other weights name their network, and give the file with --weights."
 WRAPPERS = ("module.", "_orig_mod.")  # what DDP and torch.compile put before a weight's name
 
 
@@ -50,6 +52,7 @@ def load_network(
     *,
     method: str = "",
     weights: Path | None = None,
+    pretrained: bool = False,
     input_size: Shape | None = None,
     seed: int = 0,
     tested: bool = False,
@@ -59,15 +62,19 @@ def load_network(
 
     Args:
         word: a name of `unskip models` or of timm, `timm:NAME`, `torchvision:NAME`, `package.module:function`,
-            a checkpoint (or the folder) of a run of `unskip train`, or what `unskip plainify` or `unskip fold` wrote.
+            a checkpoint (or the folder) of a run of `unskip train`, what `unskip plainify` or `unskip fold` wrote, or
+            weights of the package.
         method: makes the network skip-free with this method.
         weights: a file with a state dict for it.
+        pretrained: takes the trained weights that a name has, of the package or of timm.
         input_size: of one input; without it what the network says about itself, or a guess.
         seed: of its weights.
         tested: of a run that has ended, the weights that were tested: the best or averaged ones, if the recipe says so.
         command: who asks, for messages.
     """
-    subject = _build(word, seed, tested, command)
+    if pretrained:
+        _check_pretrained(word, weights, command)
+    subject = _build(word, seed, tested, command, pretrained=pretrained)
     if method:
         try:
             with seeded(seed, 1):  # not the numbers that the stem has been drawn from
@@ -99,13 +106,43 @@ def parse_shape(text: str, *, command: str) -> Shape:
     return tuple(int(part) for part in re.split("[x,]", text))
 
 
-def _build(word: str, seed: int, tested: bool, command: str) -> Subject:
+def note_on_weights(word: str, *, weights: Path | None, pretrained: bool, seed: int) -> str:
+    """What to tell the user of a name whose trained weights were not asked for; '' where there is nothing to tell."""
+    name = word.removeprefix("timm:")
+    if pretrained or weights is not None or _file_of(word) is not None or not _has_weights(name):
+        return ""
+    return f"Note: random weights (seed {seed}); {name} has trained ones: --pretrained."
+
+
+def _has_weights(name: str) -> bool:
+    return name in names_with_weights() if name in ENTRIES else timm.is_model_pretrained(name)
+
+
+def _check_pretrained(word: str, weights: Path | None, command: str) -> None:
+    """Refuses --pretrained for whatever has its weights from elsewhere."""
+    if weights is not None:
+        raise ValueError(f"{command}: --pretrained and --weights {weights} both say which weights; leave one out.")
+    if _file_of(word) is not None:
+        raise ValueError(f"{command}: {word!r} has its own weights; leave --pretrained out, which is for names.")
+    name = word.removeprefix("timm:")
+    if ":" in name or (name not in ENTRIES and timm.is_model(name) and not _has_weights(name)):
+        raise ValueError(
+            f"{command}: nobody knows trained weights for {word!r} (--pretrained). It is for names of `unskip models` "
+            "and of timm that have some; give a file of weights with --weights FILE."
+        )
+
+
+def _file_of(word: str) -> Path | None:
+    """The file that a word stands for, None where it is a name."""
     path = Path(word).expanduser()
-    if path.is_dir() and (path / "checkpoint.pt").is_file():
-        return _from_run(path / "checkpoint.pt", tested, command)
-    if path.is_file():
-        header = netfile.read_header(path, command=command) if path.suffix == ".safetensors" else None
-        return _from_run(path, tested, command) if header is None else _from_file(path, header, command)
+    return next((file for file in (path / "checkpoint.pt", path) if file.is_file()), None)
+
+
+def _build(word: str, seed: int, tested: bool, command: str, *, pretrained: bool = False) -> Subject:
+    file = _file_of(word)
+    if file is not None:
+        return _from_safetensors(file, command) if file.suffix == ".safetensors" else _from_run(file, tested, command)
+    path = Path(word).expanduser()
     if path.is_dir() and not timm.is_model(word):
         raise ValueError(f"{command}: the folder {word!r} holds no checkpoint.pt of a run of `unskip train`.")
     if path.suffix in WEIGHT_FILES or "/" in word:
@@ -114,11 +151,29 @@ def _build(word: str, seed: int, tested: bool, command: str) -> Subject:
     if ":" in name:
         subject = _from_factory(word, seed, command)
     else:
-        with seeded(seed):
-            network = create_model(name)
-        size = ENTRIES[name].input_size if name in ENTRIES else _timm_size(network) or ()
-        subject = Subject(name=name, network=network, input_size=size)
+        subject = _from_name(name, seed, command, pretrained=pretrained)
     return replace(subject, origin={"word": word, "seed": seed})
+
+
+def _from_name(name: str, seed: int, command: str, *, pretrained: bool = False) -> Subject:
+    with seeded(seed):
+        network = _pretrained(name, command) if pretrained else create_model(name)
+    size = ENTRIES[name].input_size if name in ENTRIES else _timm_size(network) or ()
+    return Subject(name=name, network=network, input_size=size, origin={"word": name, "seed": seed})
+
+
+def _pretrained(name: str, command: str) -> nn.Module:
+    """A name with its trained weights; those of timm's names are downloaded, or lie in its cache."""
+    if name in ENTRIES or not timm.is_model(name):
+        return create_model(name, pretrained=True)
+    try:
+        return create_model(name, pretrained=True)
+    except Exception as error:  # a download fails in many ways
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"{command}: timm's weights for {name!r} (--pretrained) can't be had: {type(error).__name__}: {reason} "
+            "Give a file of weights with --weights FILE."
+        ) from error
 
 
 def _is_factory(word: str) -> bool:
@@ -195,12 +250,9 @@ def _guess(network: nn.Module) -> Shape:
 
 def _from_run(path: Path, tested: bool, command: str) -> Subject:
     """The network of a run of `unskip train`, with the weights that it has reached."""
-    way_out = "To look at other weights name their network, and give the file with --weights."
-    if path.suffix == ".safetensors":
-        raise ValueError(f"{command}: {path} holds weights alone, and does not say of which network. {way_out}")
-    state = read_torch_file(path, command=command, way_out=way_out)
+    state = read_torch_file(path, command=command, way_out=OTHER_WEIGHTS)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError(f"{command}: {path} is no checkpoint of `unskip train`. {way_out}")
+        raise ValueError(f"{command}: {path} is no checkpoint of `unskip train`. {OTHER_WEIGHTS}")
     if state.get("own"):
         raise ValueError(
             f"{command}: {path} is of a run with a network of your own, {state['own']}, which only you can build. "
@@ -236,6 +288,26 @@ def _from_recipe(origin: dict[str, Any]) -> nn.Module:
         return build_network(recipe, _sizes(recipe, origin["classes"], origin["channels"]))
 
 
+def _from_safetensors(path: Path, command: str) -> Subject:
+    """The network of a file that says which one it is of."""
+    header = netfile.read_header(path, command=command)
+    if header is None:
+        raise ValueError(f"{command}: {path} holds weights alone, and does not say of which network. {OTHER_WEIGHTS}")
+    return _from_package(path, header, command) if isinstance(header, Weights) else _from_file(path, header, command)
+
+
+def _from_package(path: Path, about: Weights, command: str) -> Subject:
+    """The network of a file of weights as they come with the package."""
+    if about.network not in ENTRIES:
+        raise ValueError(
+            f"{command}: {path} has weights of {about.network!r}, which is no name of `unskip models`. It may come "
+            "from a newer version."
+        )
+    subject = _from_name(about.network, 0, command)
+    _load_weights(subject.network, _state_dict(path, command), path, about.network, command)
+    return subject
+
+
 def _from_file(path: Path, header: netfile.Header, command: str) -> Subject:
     """The network of a file that `unskip plainify` or `unskip fold` wrote."""
     try:
@@ -266,7 +338,7 @@ def save_network(path: Path, subject: Subject, *, proof: str, force: bool, comma
 
     def read(file: Path) -> None:
         written = netfile.read_header(file, command=command)
-        assert written is not None
+        assert isinstance(written, netfile.Header)
         _from_file(file, written, command)
 
     return netfile.write(path, subject.network, header, read, force=force, command=command)

@@ -21,6 +21,7 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor, nn
 
 from unskip.methods import method_options
+from unskip.models.weights import Weights
 from unskip.ship.files import check_free, write_atomically
 from unskip.ship.fold import fold
 from unskip.surgery import plainify
@@ -45,8 +46,8 @@ class Header:
     proof: str = ""  # what was verified, for the reader
 
 
-def read_header(path: Path, *, command: str) -> Header | None:
-    """The header of a network file; None for safetensors of others."""
+def read_header(path: Path, *, command: str) -> Header | Weights | None:
+    """The header of a network file, or what a file of the package's weights says; None for safetensors of others."""
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(KEY)
@@ -59,6 +60,8 @@ def read_header(path: Path, *, command: str) -> Header | None:
         return None
     try:
         values = json.loads(text)
+        if "format" not in values:
+            return Weights.parse(values)
         if values.pop("format") != FORMAT:
             raise KeyError("format")
         del values["version"]

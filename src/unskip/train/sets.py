@@ -91,8 +91,11 @@ class DataSet:
         return {"name": self.name, "sizes": sizes, "classes": self.classes, "sha256": digest.hexdigest()}
 
 
-def load(recipe: Recipe, data_dir: str | Path | None = None) -> DataSet:
-    """Reads and checks the data set of a recipe. What is missing or wrong is a ValueError that says what to do."""
+def load(recipe: Recipe, data_dir: str | Path | None = None, *, option: str = "--data") -> DataSet:
+    """Reads and checks the data set of a recipe. What is missing or wrong is a ValueError that says what to do.
+
+    `option` is the command's word for `data_dir`, for messages.
+    """
     name = recipe.dataset
     if name == "digits":
         if data_dir is not None:
@@ -102,19 +105,19 @@ def load(recipe: Recipe, data_dir: str | Path | None = None) -> DataSet:
             )
         return _finish(recipe, *_digits(), classes=10)
     if data_dir is None:
-        raise ValueError(f"data: dataset={name!r} needs data_dir (--data DIR). {_WANTED[name]}")
+        raise ValueError(f"data: dataset={name!r} needs data_dir ({option} DIR), which {_WANTED[name]}")
     root = Path(data_dir).expanduser()
     if not root.exists():
-        raise ValueError(f"data: {root} does not exist. {_WANTED[name]}")
+        raise ValueError(f"data: {option} {root} does not exist; it {_WANTED[name]}")
     if name == "imagefolder":
-        return _imagefolder(recipe, root)
+        return _imagefolder(recipe, root, option)
     if name == "npz":
         train, test, classes = _npz(root)
         return _finish(recipe, train, test, classes=classes)
     if name == "fashion_mnist":
-        return _finish(recipe, *_fashion_mnist(root), classes=10)
+        return _finish(recipe, *_fashion_mnist(root, option), classes=10)
     classes = 10 if name == "cifar10" else 100
-    train, test, notes = _cifar(root, name)
+    train, test, notes = _cifar(root, name, option)
     return _finish(recipe, train, test, classes=classes, notes=notes)
 
 
@@ -134,16 +137,16 @@ def find_kind(root: Path) -> Dataset | None:
 
 
 _WANTED = {
-    "cifar10": "It must hold the folder cifar-10-batches-py with data_batch_1 to data_batch_5 and test_batch, "
+    "cifar10": "must hold the folder cifar-10-batches-py with data_batch_1 to data_batch_5 and test_batch, "
     "as in cifar-10-python.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, unpacked.",
-    "cifar100": "It must hold the folder cifar-100-python with train and test, as in cifar-100-python.tar.gz of "
+    "cifar100": "must hold the folder cifar-100-python with train and test, as in cifar-100-python.tar.gz of "
     "https://www.cs.toronto.edu/~kriz/cifar.html, unpacked.",
-    "fashion_mnist": "It must hold, in FashionMNIST/raw or directly, train-images-idx3-ubyte, train-labels-idx1-ubyte, "
+    "fashion_mnist": "must hold, in FashionMNIST/raw or directly, train-images-idx3-ubyte, train-labels-idx1-ubyte, "
     "t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, each plain or as .gz, from "
     "https://github.com/zalandoresearch/fashion-mnist.",
-    "imagefolder": "It must hold train/<class>/<images> and val/<class>/<images>, and may hold test/<class>/<images>; "
+    "imagefolder": "must hold train/<class>/<images> and val/<class>/<images>, and may hold test/<class>/<images>; "
     "without test, val is the test set and validation images are held out from train.",
-    "npz": "It must be a .npz file with x_train, y_train, x_test and y_test: images as uint8 or as floats in 0 to 1, "
+    "npz": "must be a .npz file with x_train, y_train, x_test and y_test: images as uint8 or as floats in 0 to 1, "
     "shaped (N, H, W), (N, H, W, C) or (N, C, H, W), and classes as whole numbers from 0.",
 }
 
@@ -165,6 +168,28 @@ def _digits() -> tuple[Split, Split]:
     return _arrays("digits", images[~test], labels[~test]), _arrays("digits", images[test], labels[test])
 
 
+# MD5 of CIFAR-10's published .bin files, whose records are a byte of label and 3,072 of pixels.
+RECORDS = {
+    "data_batch_1": "5dd7e06a14cb22eb9f671a540d1b7c25",
+    "data_batch_2": "5ea93a67294ea407fff1d09f752e9692",
+    "data_batch_3": "942cd6a4bcdd0dd3c604fbe906cb4421",
+    "data_batch_4": "ae636b3ba5c66a11e91e8cb52e771fcb",
+    "data_batch_5": "53f37980c15c3d472c316c40844f3f0d",
+    "test_batch": "803d5f7f4d78ea53de84dbe85f74fb6d",
+}
+
+
+def _md5(raw: bytes) -> str:
+    return hashlib.md5(raw, usedforsecurity=False).hexdigest()
+
+
+def _same_records(file: str, x: np.ndarray, y: np.ndarray) -> bool:
+    """Whether pixels (N, 3072) and labels are those of a published CIFAR-10 file, however they were pickled."""
+    if file not in RECORDS or y.shape != x.shape[:1]:
+        return False
+    return _md5(np.column_stack((y.astype(np.uint8), x)).tobytes()) == RECORDS[file]
+
+
 class _NumpyOnly(pickle.Unpickler):
     """Reads what CIFAR's pickles hold and refuses everything else, since a pickle can run any code."""
 
@@ -176,7 +201,7 @@ class _NumpyOnly(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file needs")
 
 
-def _cifar(root: Path, name: str) -> tuple[Split, Split, tuple[str, ...]]:
+def _cifar(root: Path, name: str, option: str) -> tuple[Split, Split, tuple[str, ...]]:
     kind: Any = datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
     folder = root if root.name == kind.base_folder else root / kind.base_folder
     key = "labels" if name == "cifar10" else "fine_labels"
@@ -187,10 +212,8 @@ def _cifar(root: Path, name: str) -> tuple[Split, Split, tuple[str, ...]]:
         for file, md5 in files:
             path = folder / file
             if not path.is_file():
-                raise ValueError(f"data: {path} is missing. {root}: {_WANTED[name]}")
+                raise ValueError(f"data: {path} is missing; {option} {root} {_WANTED[name]}")
             raw = _bytes(path)
-            if hashlib.md5(raw, usedforsecurity=False).hexdigest() != md5:
-                changed.append(file)
             try:
                 entry = _NumpyOnly(io.BytesIO(raw), encoding="latin1").load()
                 x, y = np.asarray(entry["data"]), np.asarray(entry[key])
@@ -204,6 +227,8 @@ def _cifar(root: Path, name: str) -> tuple[Split, Split, tuple[str, ...]]:
                     f"data: {path} holds images of shape {x.shape} and type {x.dtype}; {name} has ({each}, 3072) of "
                     "uint8. Unpack the archive again."
                 )
+            if _md5(raw) != md5 and not _same_records(file, x, y):
+                changed.append(file)
             images.append(x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
             labels.append(y)
         return _arrays(str(folder), np.concatenate(images), np.concatenate(labels))
@@ -214,13 +239,13 @@ def _cifar(root: Path, name: str) -> tuple[Split, Split, tuple[str, ...]]:
     return train, test, (note,) if changed else ()
 
 
-def _fashion_mnist(root: Path) -> tuple[Split, Split]:
+def _fashion_mnist(root: Path, option: str) -> tuple[Split, Split]:
     folder = next((f for f in (root / "FashionMNIST" / "raw", root / "raw") if f.is_dir()), root)
 
     def read(kind: str, dims: int) -> np.ndarray:
         path = next((p for p in (folder / kind, folder / f"{kind}.gz") if p.is_file()), None)
         if path is None:
-            raise ValueError(f"data: {folder / kind} (or .gz) is missing. {root}: {_WANTED['fashion_mnist']}")
+            raise ValueError(f"data: {folder / kind} (or .gz) is missing; {option} {root} {_WANTED['fashion_mnist']}")
         raw = _bytes(path)
         try:
             raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
@@ -257,25 +282,25 @@ def _npz(path: Path) -> tuple[Split, Split, int]:
             if missing:
                 raise ValueError(
                     f"data: {path} has no {', '.join(missing)}; it has {', '.join(file.files) or 'nothing'}. "
-                    f"{_WANTED['npz']}"
+                    f"It {_WANTED['npz']}"
                 )
             x_train, y_train, x_test, y_test = (file[name] for name in names)
     except (OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"data: {path} is no whole .npz file: {error}. {_WANTED['npz']}") from error
+        raise ValueError(f"data: {path} is no whole .npz file: {error}. It {_WANTED['npz']}") from error
     except (TypeError, ValueError) as error:  # of a single array (.npy), and of anything else
         if str(error).startswith("data:"):
             raise
         if not zipfile.is_zipfile(path):  # numpy takes it for a pickle and tells how to run it
-            raise ValueError(f"data: {path} is no .npz file. {_WANTED['npz']}") from error
-        raise ValueError(f"data: {path} can't be read: {error}. {_WANTED['npz']}") from error
+            raise ValueError(f"data: {path} is no .npz file. It {_WANTED['npz']}") from error
+        raise ValueError(f"data: {path} can't be read: {error}. It {_WANTED['npz']}") from error
     train, test = _arrays(f"{path}: train", x_train, y_train), _arrays(f"{path}: test", x_test, y_test)
     return train, test, int(train.labels.max()) + 1
 
 
-def _imagefolder(recipe: Recipe, root: Path) -> DataSet:
+def _imagefolder(recipe: Recipe, root: Path, option: str) -> DataSet:
     for part in ("train", "val"):
         if not (root / part).is_dir():
-            raise ValueError(f"data: {root / part} is missing. {root}: {_WANTED['imagefolder']}")
+            raise ValueError(f"data: {root / part} is missing; {option} {root} {_WANTED['imagefolder']}")
     classes = sorted(p.name for p in (root / "train").iterdir() if p.is_dir())
     if len(classes) < 2:
         raise ValueError(f"data: {root / 'train'} has {len(classes)} class folders; it needs at least two.")

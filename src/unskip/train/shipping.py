@@ -22,7 +22,7 @@ from unskip.surgery import Cost, Stuck, cost, plainify
 from unskip.surgery.cost import on_meta, size
 from unskip.train import netfile
 from unskip.train.feed import DeviceFeed, Feed, Share, WorkerFeed
-from unskip.train.loading import Shape, Subject, load_network, parse_shape, save_network
+from unskip.train.loading import Shape, Subject, load_network, note_on_weights, parse_shape, save_network
 from unskip.train.recipe import Recipe
 from unskip.train.rng import seeded
 from unskip.train.sets import DataSet, Split, find_kind, load
@@ -37,14 +37,16 @@ class Source:
 
     word: str  # as `unskip doctor` takes it, or a file that `unskip plainify` or `unskip fold` wrote
     weights: Path | None = None  # a state dict for it
+    pretrained: bool = False  # whether a name is to have its trained weights
     input_size: Shape | None = None  # of one input
     seed: int = 0  # of fresh weights
 
     def load(self, command: str) -> Subject:
         """The network in eval mode. What it reads must be known, since files are made for it."""
         subject = load_network(
-            self.word, weights=self.weights, input_size=self.input_size, seed=self.seed, tested=True, command=command
-        )
+            self.word, weights=self.weights, pretrained=self.pretrained, input_size=self.input_size, seed=self.seed,
+            tested=True, command=command,
+        )  # fmt: skip
         if subject.guessed:
             raise ValueError(
                 f"{command}: nothing says which size of input {subject.name} is for; say the shape of one with "
@@ -53,13 +55,20 @@ class Source:
         subject.network.eval()
         return subject
 
+    @property
+    def note(self) -> str:
+        """What to tell the user about its weights; '' where there is nothing to tell."""
+        return note_on_weights(self.word, weights=self.weights, pretrained=self.pretrained, seed=self.seed)
 
-def source_of(word: str, *, weights: Path | None, input_size: str | None, seed: int, command: str) -> Source:
+
+def source_of(
+    word: str, *, weights: Path | None, pretrained: bool, input_size: str | None, seed: int, command: str
+) -> Source:
     """From the words of a command line."""
     if seed < 0:
         raise ValueError(f"{command}: --seed {seed} must not be negative.")
     shape = None if input_size is None else parse_shape(input_size, command=command)
-    return Source(word=word, weights=weights, input_size=shape, seed=seed)
+    return Source(word=word, weights=weights, pretrained=pretrained, input_size=shape, seed=seed)
 
 
 def example_for(subject: Subject) -> Tensor:
@@ -281,7 +290,7 @@ def _feed(subject: Subject, word: str) -> tuple[DataSet, Feed]:
         image_size=side, check_files=False, channels_last=False, batch=1, mixup=0.0, cutmix=0.0,
         workers=min(recipe.workers, os.cpu_count() or 1),  # that run may have had more cores; PyTorch would warn
     )  # fmt: skip
-    data = load(recipe, root)
+    data = load(recipe, root, option="--calibrate")
     if (data.channels, data.image_size, data.image_size) != subject.input_size:
         raise ValueError(
             f"export: {subject.name} reads inputs of shape {subject.input_size}, and the images of --calibrate "
