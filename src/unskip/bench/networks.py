@@ -42,7 +42,7 @@ def load(word: str) -> Contender:
     left between the two is the blocks.
     """
     name, colon, rest = word.partition(":")
-    if "=" not in rest and not (colon and (name in ENTRIES or timm.is_model(name))):
+    if "=" not in rest and not (colon and _is_name(name)):
         subject = load_network(word, command="bench")
         return Contender(name=word, network=subject.network, input_size=subject.input_size)
     options = {}
@@ -149,8 +149,7 @@ def common_input(contenders: list[Contender], size: int) -> Shape:
         if other.input_size[:1] != first.input_size[:1]:
             raise ValueError(
                 f"bench: {first.name!r} reads {first.input_size[0]} channels and {other.name!r} "
-                f"{other.input_size[0]}; build them alike, for instance "
-                f"{_with(other.name, 'in_chans', first.input_size[0])}."
+                f"{other.input_size[0]}; build them alike{_with(other.name, 'in_chans', first.input_size[0])}."
             )
     kinds = {c.name: {p.dtype for p in c.network.parameters()} for c in contenders}
     for name, found in kinds.items():
@@ -169,15 +168,21 @@ def check_outputs(contenders: list[Contender], outputs: dict[str, tuple[int, ...
         if shape != outputs[first]:
             raise ValueError(
                 f"bench: {first!r} gives {_by(outputs[first])} numbers an image and {name!r} {_by(shape)}; build them "
-                f"alike, for instance {_with(name, 'num_classes', outputs[first][-1])}."
+                f"alike{_with(name, 'num_classes', outputs[first][-1])}."
             )
 
 
 def _with(word: str, option: str, value: int) -> str:
-    """The word for the same network with an option set otherwise."""
+    """What to give for the same network with an option set otherwise; '' where only its owner can build it so."""
     name, _, rest = word.partition(":")
+    if not _is_name(name):
+        return ""
     others = [pair for pair in rest.split(",") if pair and not pair.startswith(f"{option}=")]
-    return f"{name}:{','.join([*others, f'{option}={value}'])}"
+    return f", for instance {name}:{','.join([*others, f'{option}={value}'])}"
+
+
+def _is_name(word: str) -> bool:
+    return word in ENTRIES or timm.is_model(word)
 
 
 def _by(shape: Shape) -> str:

@@ -144,9 +144,7 @@ class Runner:
                 self.batch(batch)
                 self.step()
                 return self.peak() <= limit
-            except (
-                RuntimeError
-            ) as error:  # torch.OutOfMemoryError is one, and of a CPU's allocator this is all there is
+            except RuntimeError as error:  # of which torch.OutOfMemoryError is one; a CPU's allocator has no other
                 if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
                     return False
                 raise

@@ -65,7 +65,7 @@ class Setting:
                 "bench: --fit searches for the largest batch that trains, and training is left out; drop --fit, or ask "
                 "for training too with --train."
             )
-        if self.fit > (there := self.device_bytes):
+        if self.fit and self.fit > (there := self.device_bytes):
             raise ValueError(
                 f"bench: --fit asks for {self.fit / 2**30:,.1f} GiB, and {self.where} has {there / 2**30:,.1f} GiB; "
                 "give less."

@@ -16,14 +16,7 @@ from unskip.ship import files
 WAY_OUT = "Choose another one (--out)."
 INK, GRID = "#1f2937", "#e5e7eb"
 COLOURS = ("#8a8a8a", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00")  # Okabe and Ito's; grey is the reference
-
-
-SPARE = (
-    "floor",
-    "lowest to highest",
-    "ms",
-    "memory ratio",
-)  # columns that a narrow terminal does without, the first first
+SPARE = ("floor", "lowest to highest", "ms", "memory ratio")  # what a narrow terminal does without, the first first
 
 
 def table(comparison: Comparison) -> Iterable[Table]:

@@ -164,11 +164,11 @@ def _from_name(name: str, seed: int, command: str, *, pretrained: bool = False) 
 
 def _pretrained(name: str, command: str) -> nn.Module:
     """A name with its trained weights; those of timm's names are downloaded, or lie in its cache."""
-    if name in ENTRIES or not timm.is_model(name):
-        return create_model(name, pretrained=True)
     try:
         return create_model(name, pretrained=True)
     except Exception as error:  # a download fails in many ways
+        if name in ENTRIES or not timm.is_model(name):
+            raise  # a sentence of ours
         reason = " ".join(str(error).split())
         raise ValueError(
             f"{command}: timm's weights for {name!r} (--pretrained) can't be had: {type(error).__name__}: {reason} "
