@@ -1,4 +1,4 @@
-"""The fifth to seventh series (learning rate 0.1), and their queues; several sets make one queue, in this order.
+"""The fifth to eighth series (learning rate 0.1), and their queues; several sets make one queue, in this order.
 
     python jobs4.py plain ladder table4:0,1 > queue.json && python drive.py queue.json ...
 
@@ -14,6 +14,8 @@ long_wide     the wide network on all 50,000 images, 200 epochs
 long_resnet   ResNet-110, likewise
 long_wide20   the wide network of 20 layers, likewise
 he            ResNet-110's widths at equal parameters: pair average, identity, identity with centred transient channels
+sixty         the wide network and ResNet-110, 60 epochs
+decay         the same at twice the weight decay, 1e-3
 """
 
 import argparse
@@ -53,12 +55,16 @@ HE = {
     "he_identity": {"head_norm": True, "path": "half"},
     "he_centred": {**CENTRED, "widths": [16, 32, 64], "hidden": [15, 29, 57]},
 }
+SIXTY = {"sixty_wide": CENTRED_3X, "sixty_resnet110": RESNET}
+TWICE = {f"{name}_decay": network for name, network in SIXTY.items()}
 DECAY = {"weight_decay": 5e-4}
 LONG = {**DECAY, "whole": True, "epochs": 200}
 SHORT = {"epochs": 15, "weight_decay": 3e-4}  # the paper's decay
 SETS: dict[str, tuple[Callable[[int], Networks], dict, list[int], bool]] = {  # networks, training, seeds, save weights
     "ladder": (same(LADDER), {**DECAY, "epochs": 30}, [0, 1, 2], True),
     "he": (same(HE), {**DECAY, "epochs": 30}, [0, 1, 2], False),
+    "sixty": (same(SIXTY), {**DECAY, "epochs": 60}, [0, 1], False),
+    "decay": (same(TWICE), {"weight_decay": 1e-3, "epochs": 60}, [0, 1], False),
     "plain": (same({"plain110": PLAIN}), {"epochs": 30, "weight_decay": 3e-4}, [0, 1], False),
     "table4": (table4("table4", PAPER), SHORT, [0, 1, 2], False),
     "table4_start": (same(START), SHORT, [0, 1], False),
