@@ -27,6 +27,7 @@ NETWORKS = {
     "residual": lambda: cifar_resnet(110),
     "plain": lambda: unskip.plainify(cifar_resnet(110), "plain"),
     "pnnh (default)": lambda: unskip.plainify(cifar_resnet(110)),
+    "pnnh, identity": lambda: unskip.plainify(cifar_resnet(110), pretext="identity"),
     "pnnh, whole transitions": lambda: unskip.plainify(cifar_resnet(110), transition="whole"),
     "pnnh, scale 1": lambda: unskip.plainify(cifar_resnet(110), scale=1.0),
     "pnnh, scale 1, whole transitions": lambda: unskip.plainify(cifar_resnet(110), scale=1.0, transition="whole"),

@@ -1,4 +1,4 @@
-"""Draws docs/figures/cifar.png from the records: error by depth, and the coders of the paper's Table 4.
+"""Draws docs/figures/cifar.png from the records: error by depth, by epochs, and the coders of the paper's Table 4.
 
 PYTHONPATH=../../src python picture.py ../../docs/figures/cifar.png
 """
@@ -10,14 +10,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 
+from matplotlib.axes import Axes
+
 from unskip.reproduce.drawing import FAINT, INK, PNNH, RESIDUAL, dress, legend, panels, save
 
 RECORDS = Path(__file__).parent.parent / "records"
+WIDE = r"second3_centred_3x_s\d|screen3_centred_3x_s\d"
+RESNET = r"second2_resnet110_decay_5e-4|screen3_resnet110_s\d"
 # Label, colour, and the names of its runs, with the number of layers in the first group, or else 110.
 LADDERS = {
-    "PNNH, wide (decay 5e-4)": (PNNH, r"ladder_(\d+)_s\d|second3_centred_3x_s\d|screen3_centred_3x_s\d"),
+    "PNNH, wide (decay 5e-4)": (PNNH, rf"ladder_(\d+)_s\d|{WIDE}"),
     "PNNH, He's widths (3e-4)": (FAINT, r"second2_he(\d+)_s\d|final_base_head_norm_s0"),
-    "ResNet-110 (5e-4)": (RESIDUAL, r"second2_resnet110_decay_5e-4|screen3_resnet110_s\d"),
+    "ResNet-110 (5e-4)": (RESIDUAL, RESNET),
+}
+# Label, colour, and the names of its runs by epochs.
+SCHEDULES = {
+    "PNNH-110, wide": (PNNH, {30: WIDE, 60: r"sixty_wide_s\d", 200: r"long_wide_s\d"}),
+    "ResNet-110": (RESIDUAL, {30: RESNET, 60: r"sixty_resnet110_s\d", 200: r"long_resnet110_s\d"}),
 }
 CODERS = {
     "identity": "identity", "pair": "pair average", "rectified_normal": "rectified normal", "uniform": "uniform",
@@ -33,21 +42,38 @@ def finished() -> Iterator[tuple[str, float]]:
                 yield row["name"], row["test_error"]
 
 
+def draw(axes: Axes, errors: dict[int, list[float]], label: str, colour: str) -> None:
+    """A line through the means, and every run a mark."""
+    places = sorted(errors)
+    axes.plot(places, [mean(errors[place]) for place in places], color=colour)
+    dots = [(place, error) for place in places for error in errors[place]]
+    mark = {"marker": "_", "ms": 14} if colour == RESIDUAL else {"marker": "o", "ms": 4}
+    axes.plot(*zip(*dots, strict=True), linestyle="", color=colour, label=label, **mark)
+
+
 def main() -> None:
     runs = list(finished())
-    figure, (left, right) = panels(1, 2, size=(9.6, 4), title="CIFAR-10, every run a mark")
+    figure, (left, middle, right) = panels(1, 3, size=(13.2, 4), title="CIFAR-10, every run a mark")
     dress(left, x="layers", y="test error %", title="Depth (30 epochs)")
-    dress(right, x="test error %", y="", title="The coder, 110 layers, the paper's setting (15 epochs)")
+    dress(middle, x="epochs (200: with all 50,000 images)", y="", title="Length, 110 layers (decay 5e-4)")
+    dress(right, x="test error %", y="", title="The coder, the paper's setting (15 epochs)")
     for label, (colour, names) in LADDERS.items():
         errors: dict[int, list[float]] = {}
         for name, error in runs:
             if found := re.fullmatch(names, name):
                 errors.setdefault(int((found.groups() or (None,))[0] or 110), []).append(error)
-        depths = sorted(errors)
-        left.plot(depths, [mean(errors[d]) for d in depths], color=colour)
-        dots = [(d, error) for d in depths for error in errors[d]]
-        mark = {"marker": "_", "ms": 14} if colour == RESIDUAL else {"marker": "o", "ms": 4}
-        left.plot(*zip(*dots, strict=True), linestyle="", color=colour, label=label, **mark)
+        draw(left, errors, label, colour)
+    for label, (colour, by_epochs) in SCHEDULES.items():
+        draw(
+            middle,
+            {at: [e for name, e in runs if re.fullmatch(names, name)] for at, names in by_epochs.items()},
+            label,
+            colour,
+        )
+    middle.set_xscale("log")
+    middle.set_xticks([30, 60, 200], ["30", "60", "200"])
+    middle.minorticks_off()
+    legend(middle)
     left.set_xticks([20, 32, 44, 56, 110])
     legend(left)
     for place, (name, label) in enumerate(reversed(CODERS.items())):

@@ -90,6 +90,7 @@ def count(network: nn.Module) -> int:
 
 
 CENTRED = {"path": "half", "centred": True, "head_norm": True}
+PAIRS = {"pretext": "group_average"}
 TWICE = {"widths": (32, 64, 128), "hidden": {32: 8, 64: 16, 128: 31}}
 
 
@@ -98,12 +99,15 @@ TWICE = {"widths": (32, 64, 128), "hidden": {32: 8, 64: 16, 128: 31}}
     [
         ("pnnh_resnet110_wide", {}, {**CENTRED, "widths": WIDTHS, "hidden": (8, 12, 19)}),
         ("pnnh_resnet110_wide", TWICE, {**CENTRED, "widths": (32, 64, 128), "hidden": (8, 16, 31)}),
-        ("pnnh_resnet20", {}, {"blocks": 3, "head_norm": True}),
-        ("pnnh_resnet20", {"head_norm": False}, {"blocks": 3}),
-        ("pnnh_resnet20", {"widths": (32, 64, 128), "hidden": {32: 8, 64: 8, 128: 16}},
+        ("pnnh_resnet20", {}, {"blocks": 3, "head_norm": True, "path": "half"}),
+        ("pnnh_resnet20", {"transient": "centre", "hidden": {16: 15, 32: 29, 64: 57}},
+         {**CENTRED, "blocks": 3, "hidden": (15, 29, 57)}),
+        ("pnnh_resnet20", PAIRS, {"blocks": 3, "head_norm": True}),
+        ("pnnh_resnet20", {**PAIRS, "head_norm": False}, {"blocks": 3}),
+        ("pnnh_resnet20", {**PAIRS, "widths": (32, 64, 128), "hidden": {32: 8, 64: 8, 128: 16}},
          {"blocks": 3, "widths": (32, 64, 128), "hidden": (8, 8, 16), "head_norm": True}),
     ],
-    ids=["centred, 3x", "centred, 2x", "He's widths", "without head norm", "wide, pair average"],
+    ids=["centred, 3x", "centred, 2x", "He's widths", "centred", "pair average", "without head norm", "wide, pair average"],
 )  # fmt: skip
 @pytest.mark.usefixtures("float64")
 def test_it_is_the_network_that_was_measured(

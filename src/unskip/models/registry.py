@@ -108,6 +108,7 @@ def backbone(
     residual: bool = False,
     methods: tuple[str, ...] = SKIP_FREE,
     paper: dict[str, float] | None = None,
+    presets: dict[str, dict[str, Any]] | None = None,
     name: str = "",
     **about: Any,
 ) -> Callable[[Build], Build]:
@@ -117,6 +118,7 @@ def backbone(
         residual: whether the residual network gets a name too.
         methods: the methods to name, `method_backbone` each.
         paper: parameters that papers/pnnh.md prints, in millions, by method ('residual', 'plain', 'pnnh', 'dirac').
+        presets: options of a method, by method, where its name means others than its defaults.
         name: of the backbone, where it is not that of the function.
         about: what `network` takes.
     """
@@ -125,7 +127,8 @@ def backbone(
         base = name or fn.__name__
         for method in (None, *methods) if residual else methods:
             full = base if method is None else f"{method}_{base}"
-            _register(full, fn, method=method, paper=(paper or {}).get(method or "residual"), **about)
+            printed, options = (paper or {}).get(method or "residual"), (presets or {}).get(method or "")
+            _register(full, fn, method=method, paper=printed, presets=options, **about)
         return fn
 
     return register

@@ -38,7 +38,7 @@ class Table4(Trained):
 
 
 def table4_rows(method: str, depth: int) -> list[Row]:
-    """The paper's six, and the pair average that is our default."""
+    """The paper's six, and the pair average, which `pnnh` has by default."""
     rows = []
     for printed in paper_table("pnnh", "4").rows:
         accuracy = printed["accuracy"]
