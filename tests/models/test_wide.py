@@ -107,7 +107,7 @@ TWICE = {"widths": (32, 64, 128), "hidden": {32: 8, 64: 16, 128: 31}}
         ("pnnh_resnet20", {**PAIRS, "widths": (32, 64, 128), "hidden": {32: 8, 64: 8, 128: 16}},
          {"blocks": 3, "widths": (32, 64, 128), "hidden": (8, 8, 16), "head_norm": True}),
     ],
-    ids=["centred, 3x", "centred, 2x", "He's widths", "centred", "pair average", "without head norm", "wide, pair average"],
+    ids=["centred, 3x", "centred, 2x", "He's widths", "centred", "pairs", "pairs, without head norm", "pairs, wide"],
 )  # fmt: skip
 @pytest.mark.usefixtures("float64")
 def test_it_is_the_network_that_was_measured(
