@@ -138,6 +138,18 @@ def test_on_larger_images_than_the_limits_come_from_it_is_less_sure_and_says_so(
     check_whole(big)
 
 
+def test_of_a_trained_network_it_is_not_sure_and_says_so() -> None:
+    torch.manual_seed(3)
+    measured = measure(cifar_resnet(20, in_chans=1), *digits(), families=FAMILIES)
+    fresh, trained = judge(measured), judge(measured, trained=True)
+    assert fresh.fate == trained.fate == "trains"
+    assert fresh.confidence > 0.5 == trained.confidence
+    assert trained.sentence.startswith(fresh.sentence)
+    assert "limits are those of untrained networks" in trained.sentence
+    assert judge(blank(numbers={"loss": math.nan}), trained=True).fate == "fails"
+    assert "untrained" not in judge(blank(numbers={"loss": math.nan}), trained=True).sentence  # needs no limit
+
+
 def test_numbers_that_are_not_finite() -> None:
     network = mlp(4, nn.ReLU, 1.0)
     with torch.no_grad():

@@ -17,7 +17,7 @@ from tests.doctor import small
 from unskip import create_model
 from unskip.models.weights import path_of
 from unskip.train import Recipe, load_recipe, run
-from unskip.train.loading import load_network, note_on_weights, parse_shape
+from unskip.train.loading import load_network, note_on_weights, parse_shape, save_network
 
 HERE = "tests.doctor.small"
 
@@ -97,6 +97,8 @@ def test_the_checkpoint_of_a_run(trained: Path) -> None:
     by_folder, by_file = (load_network(str(path)) for path in (trained, trained / "checkpoint.pt"))
     assert by_folder.input_size == by_file.input_size == (1, 8, 8)
     assert by_folder.name == "plain_resnet20 of digits"
+    assert by_folder.trained
+    assert by_file.trained
     saved = load_file(trained / "weights.safetensors")
     assert all(torch.equal(value, saved[key]) for key, value in by_file.network.state_dict().items())
 
@@ -147,6 +149,20 @@ def test_weights_for_a_named_network(tmp_path: Path) -> None:
     for file in files:
         loaded = load_network(f"{HERE}:mlp", weights=file).network.state_dict()
         assert all(torch.equal(loaded[key], state[key]) for key in state)
+
+
+def test_whether_weights_are_trained(tmp_path: Path) -> None:
+    """A method that keeps the weights keeps them trained; one that begins anew does not."""
+    fresh = load_network("resnet20")
+    torch.save(fresh.network.state_dict(), tmp_path / "weights.pt")
+    assert not fresh.trained
+    assert load_network("resnet20", weights=tmp_path / "weights.pt").trained
+    assert load_network("pnnh_resnet20_wide", pretrained=True).trained
+    file = tmp_path / "kept.safetensors"
+    save_network(file, fresh, proof="", force=False, command="plainify")
+    assert load_network(str(file)).trained
+    assert load_network(str(file), method="plain").trained
+    assert not load_network(str(file), method="pnnh").trained
 
 
 class Runs:

@@ -39,7 +39,15 @@ def examine(
     shape = None if showing.input_size is None else parse_shape(showing.input_size, command="doctor")
     subject = load_network(word, method=method, weights=weights, pretrained=pretrained, input_size=shape, seed=seed)
     batch = load_batch(subject, showing.data, size=showing.batch_size, seed=seed)
-    return diagnose(subject.network, batch.images, batch.targets, name=subject.name, data=batch.words, seed=seed)
+    return diagnose(
+        subject.network,
+        batch.images,
+        batch.targets,
+        name=subject.name,
+        data=batch.words,
+        trained=subject.trained,
+        seed=seed,
+    )
 
 
 def examine_demo(seed: int, out: Path) -> Path:

@@ -73,6 +73,7 @@ def diagnose(
     *,
     name: str | None = None,
     data: str = "a batch of the caller's",
+    trained: bool = False,
     seed: int = 0,
 ) -> Report:
     """Measures what happens to the signal and to the gradient inside a network, and says whether it will train.
@@ -86,6 +87,7 @@ def diagnose(
         targets: their classes, (B,), or a tensor like the output; random classes unless given.
         name: what the report calls the network; its class unless given.
         data: where the batch came from, in words, for the reader of the report.
+        trained: whether its weights are trained ones, on which the verdict's limits say nothing.
         seed: of what is drawn to measure: noise, random classes, random directions.
     """
     if not isinstance(net, nn.Module):
@@ -97,7 +99,7 @@ def diagnose(
     measured = measure(net, images, targets, seed=seed)
     return Report(
         name=name or type(net).__name__,
-        verdict=judge(measured),
+        verdict=judge(measured, trained=trained),
         measured=measured,
         parameters=sum(p.numel() for p in net.parameters() if p.requires_grad),
         batch=tuple(tensors_in(images)[0].shape),

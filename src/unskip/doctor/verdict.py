@@ -85,15 +85,24 @@ AGAIN = "Measure it on a batch of at least 16 real inputs, with parameters that 
 SHRUNK = 8.0  # severity of a vanishing gradient past which it is what makes inputs look alike
 
 
-def judge(measured: Measured) -> Verdict:
+def judge(measured: Measured, *, trained: bool = False) -> Verdict:
     """The verdict on a freshly built network, from its measures alone.
 
     A measure that is missing or not a number leaves its rule out; where the gradient or the input could not be followed
-    at all, the verdict is no better than doubtful unless another rule condemns the network.
+    at all, the verdict is no better than doubtful unless another rule condemns the network. The limits say nothing
+    about a `trained` one, and its verdict says so.
     """
     broken = cannot_run(measured) or not_finite(measured)
     if broken is not None:
         return broken
+    verdict = by_rules(measured)
+    if not trained:
+        return verdict
+    caution = "Its weights are trained, though, and the limits are those of untrained networks: go by the measures."
+    return replace(verdict, sentence=f"{verdict.sentence} {caution}", confidence=0.5)
+
+
+def by_rules(measured: Measured) -> Verdict:
     if measured.samples == 1:
         return undecided("Nothing can be said from a single input: layers are judged by comparing several.", AGAIN)
     rules: tuple[Callable[[Measured], Sign | None], ...] = (dissipating, singularity, exploding, vanishing, saturation)

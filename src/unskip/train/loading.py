@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from unskip.methods import resolve_method
 from unskip.methods.registry import nearest
 from unskip.models import ENTRIES, create_model
 from unskip.models.weights import Weights, names_with_weights
@@ -43,6 +44,7 @@ class Subject:
     network: nn.Module
     input_size: Shape  # of one input, without the batch
     guessed: bool = False  # whether nobody said the input size
+    trained: bool = False  # whether its weights come from a file, a run or `--pretrained`
     origin: dict[str, Any] = field(default_factory=dict)  # how to build it again (unskip.train.netfile)
     steps: tuple[netfile.Step, ...] = ()  # what was done to it since
 
@@ -85,9 +87,11 @@ def load_network(
                 f"they are, and {command} takes the file."
             ) from stuck
         steps = (*subject.steps, {"plainify": method, "options": {}})
-        subject = replace(subject, name=f"{subject.name}, {method}", network=network, steps=steps)
+        trained = subject.trained and resolve_method(method, {}).keeps_weights
+        subject = replace(subject, name=f"{subject.name}, {method}", network=network, steps=steps, trained=trained)
     if weights is not None:
         _load_weights(subject.network, _state_dict(weights, command), weights, word, command)
+        subject = replace(subject, trained=True)
     if input_size is not None:
         return replace(subject, input_size=input_size, guessed=False)
     if not subject.input_size:
@@ -141,7 +145,10 @@ def _file_of(word: str) -> Path | None:
 def _build(word: str, seed: int, tested: bool, command: str, *, pretrained: bool = False) -> Subject:
     file = _file_of(word)
     if file is not None:
-        return _from_safetensors(file, command) if file.suffix == ".safetensors" else _from_run(file, tested, command)
+        of_file = (
+            _from_safetensors(file, command) if file.suffix == ".safetensors" else _from_run(file, tested, command)
+        )
+        return replace(of_file, trained=True)
     path = Path(word).expanduser()
     if path.is_dir() and not timm.is_model(word):
         raise ValueError(f"{command}: the folder {word!r} holds no checkpoint.pt of a run of `unskip train`.")
@@ -159,7 +166,8 @@ def _from_name(name: str, seed: int, command: str, *, pretrained: bool = False) 
     with seeded(seed):
         network = _pretrained(name, command) if pretrained else create_model(name)
     size = ENTRIES[name].input_size if name in ENTRIES else _timm_size(network) or ()
-    return Subject(name=name, network=network, input_size=size, origin={"word": name, "seed": seed})
+    origin = {"word": name, "seed": seed}
+    return Subject(name=name, network=network, input_size=size, trained=pretrained, origin=origin)
 
 
 def _pretrained(name: str, command: str) -> nn.Module:
