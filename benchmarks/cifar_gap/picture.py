@@ -20,7 +20,7 @@ RESNET = r"second2_resnet110_decay_5e-4|screen3_resnet110_s\d"
 # Label, colour, and the names of its runs, with the number of layers in the first group, or else 110.
 LADDERS = {
     "PNNH, wide (decay 5e-4)": (PNNH, rf"ladder_(\d+)_s\d|{WIDE}"),
-    "PNNH, He's widths (3e-4)": (FAINT, r"second2_he(\d+)_s\d|final_base_head_norm_s0"),
+    "PNNH, He's widths, pairs (3e-4)": (FAINT, r"second2_he(\d+)_s\d|final_base_head_norm_s0"),
     "ResNet-110 (5e-4)": (RESIDUAL, RESNET),
 }
 # Label, colour, and the names of its runs by epochs.

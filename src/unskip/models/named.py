@@ -31,7 +31,7 @@ OPTIONS = ("widths", "stem", "head_norm", "shortcut")  # of the CIFAR networks, 
 PRESETS: dict[str, dict[str, Any]] = {"pnnh": {"pretext": "identity"}}
 # The wide PNNH networks: three times He's widths, of which the coder carries half as they are (C_B = C/2), so that the
 # path is 1.5 times as wide as his; what is not carried goes through the centre tap alone. 0.536 to 0.547 of his
-# parameters, for the hidden widths of their learners that measured best (docs/results.md).
+# parameters, with these widths of their learners (docs/results.md).
 WIDTHS = tuple(3 * width for width in HE)
 WIDE: dict[str, Any] = {
     "pretext": "identity", "transient": "centre", "hidden": dict(zip(WIDTHS, (8, 12, 19), strict=True)),
