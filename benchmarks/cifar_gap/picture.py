@@ -1,6 +1,6 @@
-"""Draws docs/figures/cifar.png from the records: error by depth, by epochs, and the coders of the paper's Table 4.
+"""Draws docs/figures/cifar.png (error by depth, by epochs) and cifar-coders.png (the paper's Table 4) from the records.
 
-PYTHONPATH=../../src python picture.py ../../docs/figures/cifar.png
+PYTHONPATH=../../src python picture.py ../../docs/figures
 """
 
 import json
@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from unskip.reproduce.drawing import FAINT, INK, PNNH, RESIDUAL, dress, legend, panels, save
 
@@ -51,12 +52,11 @@ def draw(axes: Axes, errors: dict[int, list[float]], label: str, colour: str) ->
     axes.plot(*zip(*dots, strict=True), linestyle="", color=colour, label=label, **mark)
 
 
-def main() -> None:
-    runs = list(finished())
-    figure, (left, middle, right) = panels(1, 3, size=(13.2, 4), title="CIFAR-10, every run a mark")
+def depth_and_length(runs: list[tuple[str, float]]) -> Figure:
+    figure, (left, right) = panels(1, 2, size=(9.6, 4), title="CIFAR-10, every run a mark")
     dress(left, x="layers", y="test error %", title="Depth (30 epochs)")
-    dress(middle, x="epochs (200: with all 50,000 images)", y="", title="Length, 110 layers (decay 5e-4)")
-    dress(right, x="test error %", y="", title="The coder, the paper's setting (15 epochs)")
+    title = "Length of the schedule, 110 layers (5e-4)"
+    dress(right, x="epochs (200: with all 50,000 images)", y="", title=title, log_x=True)
     for label, (colour, names) in LADDERS.items():
         errors: dict[int, list[float]] = {}
         for name, error in runs:
@@ -64,25 +64,32 @@ def main() -> None:
                 errors.setdefault(int((found.groups() or (None,))[0] or 110), []).append(error)
         draw(left, errors, label, colour)
     for label, (colour, by_epochs) in SCHEDULES.items():
-        draw(
-            middle,
-            {at: [e for name, e in runs if re.fullmatch(names, name)] for at, names in by_epochs.items()},
-            label,
-            colour,
-        )
-    middle.set_xscale("log")
-    middle.set_xticks([30, 60, 200], ["30", "60", "200"])
-    middle.minorticks_off()
-    legend(middle)
+        errors = {at: [e for name, e in runs if re.fullmatch(names, name)] for at, names in by_epochs.items()}
+        draw(right, errors, label, colour)
     left.set_xticks([20, 32, 44, 56, 110])
+    right.set_xticks([30, 60, 200], ["30", "60", "200"])
+    right.minorticks_off()
     legend(left)
+    legend(right)
+    return figure
+
+
+def coders(runs: list[tuple[str, float]]) -> Figure:
+    figure, (axes,) = panels(1, 1, size=(6.4, 3.6), title="The coder of 110 layers, in the paper's setting (15 epochs)")
+    dress(axes, x="test error %", y="")
     for place, (name, label) in enumerate(reversed(CODERS.items())):
         own = [error for run, error in runs if re.fullmatch(rf"table4_{name}_s\d", run)]
-        right.barh(place, mean(own), color="#d7efe7")
-        right.plot(own, [place] * len(own), "o", color=PNNH, ms=4)
-        right.text(max(own) + 3 if max(own) < 80 else 2, place, label, va="center", fontsize=8, color=INK)
-    right.set(yticks=[], xlim=(0, 100))
-    save(figure, Path(sys.argv[1]))
+        axes.barh(place, mean(own), color="#d7efe7")
+        axes.plot(own, [place] * len(own), "o", color=PNNH, ms=4)
+        axes.text(max(own) + 3 if max(own) < 80 else 2, place, label, va="center", fontsize=8, color=INK)
+    axes.set(yticks=[], xlim=(0, 100))
+    return figure
+
+
+def main() -> None:
+    runs, out = list(finished()), Path(sys.argv[1])
+    save(depth_and_length(runs), out / "cifar.png")
+    save(coders(runs), out / "cifar-coders.png")
 
 
 if __name__ == "__main__":
