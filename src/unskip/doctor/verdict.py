@@ -103,6 +103,7 @@ def judge(measured: Measured, *, trained: bool = False) -> Verdict:
 
 
 def by_rules(measured: Measured) -> Verdict:
+    """The verdict of the worst sign."""
     if measured.samples == 1:
         return undecided("Nothing can be said from a single input: layers are judged by comparing several.", AGAIN)
     rules: tuple[Callable[[Measured], Sign | None], ...] = (dissipating, singularity, exploding, vanishing, saturation)
