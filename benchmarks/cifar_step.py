@@ -36,8 +36,8 @@ from unskip.methods.pnnh import PNNHBlock
 from unskip.models.cifar import CifarBlock
 from unskip.train import load_recipe, machine
 from unskip.train.checkpoint import RunFolder
-from unskip.train.loop import Training
 from unskip.train.runner import build_network
+from unskip.train.trainer import Training
 
 DEVICE = "cuda"
 NETWORKS = ("pnnh_resnet110", "pnnh_resnet110_wide", "resnet110")

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unskip.methods import depthwise_kernels as kernels
-from unskip.methods.depthwise import depthwise
+from unskip.kernels import depthwise_triton as kernels
+from unskip.kernels.depthwise import depthwise
 
 Squares = tuple[int, int, int]
 Shape = tuple[int, int, int]  # side, channels, stride

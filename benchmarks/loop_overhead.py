@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unskip.train import DataSet, Recipe, Split, run, runner
-from unskip.train.loop import Training
+from unskip.data import DataSet, Split
+from unskip.train import Recipe, run, runner
+from unskip.train.trainer import Training
 
 NETWORKS = ("resnet110", "pnnh_resnet110")
 

@@ -22,10 +22,10 @@ from typing import IO, NamedTuple
 import torch
 from torch import Tensor
 
-from unskip.reproduce.crowd import Crowd
+from unskip.data.sets import load
+from unskip.reproduce.batched_mlp import Crowd
 from unskip.reproduce.plainnet_table2 import LOWEST, ROWS, Table2
 from unskip.train.recipe import Recipe
-from unskip.train.sets import load
 
 AVERAGED = 0.2  # share of the epochs, the last ones
 

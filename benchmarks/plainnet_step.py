@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from unskip.reproduce.crowd import Crowd, bare_layer, descend_hidden, normed_layer
+from unskip.data.sets import DataSet, load
+from unskip.reproduce.batched_mlp import Crowd, bare_layer, descend_hidden, normed_layer
 from unskip.reproduce.plainnet_table2 import RATES, ROWS
 from unskip.train import Recipe, load_recipe
-from unskip.train.sets import DataSet, load
 
 
 def prove(base: Recipe, data: DataSet, device: torch.device) -> None:

@@ -33,12 +33,12 @@ def make(out: Path, data_file: Path, runs: Path) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     import unskip
+    from unskip.data.feed import make_feed
+    from unskip.data.sets import Split, load
+    from unskip.io.load import load_network
     from unskip.ship import Exported, Quantized, convert, export, fold, quantize
     from unskip.ship.export import onnx_runner
     from unskip.train import load_recipe, run
-    from unskip.train.feed import make_feed
-    from unskip.train.loading import load_network
-    from unskip.train.sets import Split, load
 
     recipe = load_recipe("digits-pnnh-56", **RECIPE)
     data = load(recipe, data_file)

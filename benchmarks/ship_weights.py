@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import unskip
+from unskip.data.sets import DataSet, load
 from unskip.models.weights import Weights, as_stored, store_weights
 from unskip.train import Recipe
-from unskip.train.sets import DataSet, load
 
 sys.path.insert(0, str(Path(__file__).parent / "cifar_gap"))
 import to_library

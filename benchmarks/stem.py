@@ -21,7 +21,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from unskip.methods.stem import StemConv2d, StemPool, conv_as, pool_as
+from unskip.kernels.stem import StemConv2d, StemPool, conv_as, pool_as
 
 WAYS = {
     "timm": (nn.Conv2d, nn.MaxPool2d),

@@ -13,8 +13,8 @@ import torch
 
 from unskip.doctor.batches import load_batch
 from unskip.doctor.verdict import judge
+from unskip.io.load import load_network
 from unskip.measures import measure
-from unskip.train.loading import load_network
 
 FAMILIES = ("activation", "gradient", "dissipation")
 

@@ -19,8 +19,8 @@ from networks import RESERVE, SCORE, SECOND, TUNE, Candidate
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unskip.data.sets import Split, load
 from unskip.train.recipe import Recipe
-from unskip.train.sets import Split, load
 
 RATES = (0.05, 0.01, 0.002)
 EPOCHS, WARMUP, BATCH = 10, 2, 64

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from unskip.bench.networks import AS_TRAINED, FUSED, Contender, common_input, forms, load
-from unskip.methods.depthwise import JoinedSequential
-from unskip.methods.stem import PooledStem, StemConv2d, StemPool
+from unskip.kernels.depthwise import JoinedSequential
+from unskip.kernels.stem import PooledStem, StemConv2d, StemPool
 
 
 def contender(name: str, network: nn.Module, size: tuple[int, ...] = (3, 32, 32)) -> Contender:

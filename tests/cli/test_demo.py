@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from unskip.cli import main
-from unskip.train import demo, load_recipe
+from unskip.demo import story as demo
+from unskip.train import load_recipe
 
 
 class Tags(HTMLParser):
@@ -72,9 +73,9 @@ def test_a_small_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr(demo, "RECIPE", str(recipe))
     ways = tuple(replace(way, network=way.network.replace("56", "20")) for way in demo.WAYS)
     monkeypatch.setattr(demo, "WAYS", ways)
-    import unskip.train.demo_page
+    import unskip.demo.page
 
-    monkeypatch.setattr(unskip.train.demo_page, "WAYS", ways)
+    monkeypatch.setattr(unskip.demo.page, "WAYS", ways)
     out = tmp_path / "unskip-demo"
     numbers = run_demo(0, out, monkeypatch)
     networks = numbers["networks"]

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from unskip import create_model
 from unskip.cli.commands import app
+from unskip.io.load import load_network
 from unskip.train import load_recipe, run
-from unskip.train.loading import load_network
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 import unskip
 from tests.ship.test_fold import trained
 from unskip.cli.commands import app
+from unskip.io.load import load_network
 from unskip.models.cifar import cifar_resnet
-from unskip.train.loading import load_network
 
 
 def invoke(*words: object) -> str:

@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 from torch import nn
 
+from tests.io.test_load import HERE
 from tests.measures.networks import same, snapshot
-from tests.train.test_loading import HERE
 from unskip.doctor.batches import load_batch
-from unskip.train.loading import Subject, load_network
+from unskip.io.load import Subject, load_network
 
 
 def subject(*shape: int) -> Subject:

@@ -6,9 +6,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import unskip
+from unskip._core.modules import preserved
 from unskip.measures import Probe, measure
 from unskip.measures.dominance import bands, dominant, sampling, shares
-from unskip.measures.state import preserved
 from unskip.theory import expected_dominance_residual
 
 

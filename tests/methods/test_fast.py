@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import unskip
+from unskip.kernels.depthwise import JoinedSequential
 from unskip.methods import PNNHBlock
-from unskip.methods.depthwise import JoinedSequential
 from unskip.methods.lean import LeanInverted, LeanSequential
 from unskip.models.cifar import cifar_resnet
 

@@ -17,7 +17,7 @@ from unskip.coders import Coder, CoderSpec, make_coder
 from unskip.methods import PNNH, CentredConv2d
 from unskip.models.cifar import cifar_resnet
 from unskip.models.named import WIDTHS
-from unskip.ship.flow import trace
+from unskip.ship.tracing import trace
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "cifar_gap"
 

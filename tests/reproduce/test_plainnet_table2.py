@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from unskip.data.sets import load
 from unskip.reproduce import reproduce
-from unskip.reproduce.crowd import Crowd, bare_layer, compiled, descend_hidden, normed_layer
+from unskip.reproduce.batched_mlp import Crowd, bare_layer, compiled, descend_hidden, normed_layer
 from unskip.reproduce.plainnet_table2 import ROWS, select, side_by_side, table
 from unskip.train import Recipe, load_recipe, run
-from unskip.train.sets import load
 
 # float64, two epochs of scikit-learn's digits; a limit that bites, and a rate that falls in one of the networks
 BASE = load_recipe(

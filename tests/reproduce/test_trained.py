@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.train.small import SMALL
+from unskip.data.sets import load
 from unskip.models import ENTRIES
 from unskip.reproduce import REPRODUCTIONS, Outcome, paper_table, reproduce, reproduction
 from unskip.reproduce.noise_table1 import table1_rows as noise_rows
@@ -23,7 +24,6 @@ from unskip.reproduce.trained import Row, Trained, chosen, difference, markdown,
 from unskip.reproduce.workers import Finished, check_recipe, finished, train_all
 from unskip.train import run
 from unskip.train.runner import build_network
-from unskip.train.sets import load
 
 ROOT = Path(__file__).parents[2]
 SMALLER = SMALL.replace(epochs=2, val_fraction=0.0)

@@ -12,8 +12,8 @@ from torch.nn.utils import prune
 
 import unskip
 from unskip.coders import CheapCoder, CheapTransition
+from unskip.kernels.depthwise import JoinedSequential
 from unskip.methods import PNNHBlock
-from unskip.methods.depthwise import JoinedSequential
 from unskip.models import ENTRIES, dominant_paths
 from unskip.models.about import skips_left
 from unskip.models.cifar import cifar_resnet, wide_resnet

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import unskip
+from unskip.data.sets import Split, load
 from unskip.models.cifar import cifar_resnet
 from unskip.ship import quantize
 from unskip.train import Recipe
-from unskip.train.sets import Split, load
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import unskip
 from tests.ship.test_fold import error, mobilenet, trained
+from unskip.kernels.depthwise import JoinedSequential
 from unskip.methods import CappedReLU
-from unskip.methods.depthwise import JoinedSequential
 from unskip.models.cifar import cifar_resnet
 from unskip.ship import prune
 

@@ -103,7 +103,7 @@ def test_foreign(out: Path) -> None:
 def test_another_recipe_or_other_data_or_another_network(out: Path) -> None:
     refused(out, "made with another recipe: lr was 0.05 and is 0.06", RECIPE.replace(lr=0.06))
     refused(out, "made with another recipe: seed was 0 and is 1", RECIPE.replace(seed=1))
-    from unskip.train.sets import load
+    from unskip.data.sets import load
 
     refused(out, "made with another data set: .*sizes was", data=load(RECIPE.replace(val_fraction=0.3)))
     refused(out, "belongs to another network", network=norm_net(10, 1, norm="group"))

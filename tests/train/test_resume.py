@@ -32,7 +32,7 @@ def train(recipe: Recipe, out: str) -> None:
 def start(recipe: Recipe, out: Path) -> multiprocessing.Process:
     """In a process of its own, from a server that has imported everything and computed nothing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["unskip.train.runner", "tests.train.small"])
+    context.set_forkserver_preload(["unskip.train.run", "tests.train.small"])
     process = context.Process(target=train, args=(recipe, str(out)))
     process.start()
     return process  # type: ignore[return-value]

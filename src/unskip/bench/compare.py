@@ -12,14 +12,14 @@ from typing import Any
 import timm
 import torch
 
+from unskip._core.errors import RUN_ERRORS, reason
 from unskip.bench.compiling import Job, cause, compile_ahead, make_forms, read
 from unskip.bench.floor import Rates, Work, measure_rates, work
 from unskip.bench.networks import AS_TRAINED, Contender, check_outputs, common_input, load
 from unskip.bench.runner import Reading, Runner, tuned
 from unskip.bench.setting import Case, Mode, Setting
-from unskip.measures.refusals import RUN_ERRORS, reason
+from unskip.io.load import Shape
 from unskip.models.about import frozen_weights
-from unskip.train.loading import Shape
 
 Say = Callable[[str], None]
 

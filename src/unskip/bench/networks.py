@@ -11,15 +11,15 @@ from timm.layers.norm_act import BatchNormAct2d
 from timm.models._efficientnet_blocks import InvertedResidual
 from torch import nn
 
-from unskip.measures.refusals import reason
-from unskip.methods.depthwise import TOPS, JoinedSequential
-from unskip.methods.spec import hooked
-from unskip.methods.stem import quicken_stem
+from unskip._core.errors import reason
+from unskip._core.modules import hooked
+from unskip._core.rng import seeded
+from unskip.io.load import Shape, load_network
+from unskip.kernels.depthwise import TOPS, JoinedSequential
+from unskip.kernels.stem import quicken_stem
 from unskip.models import ENTRIES, create_model
 from unskip.ship import fold
 from unskip.ship.fold import Refusal, absorb_norms, pool_stem
-from unskip.train.loading import Shape, load_network
-from unskip.train.rng import seeded
 
 AS_TRAINED, FUSED = "as trained", "norms fused"
 FAST = "fast"  # of the options `stem` and `depthwise`
@@ -37,8 +37,8 @@ class Contender:
 def load(word: str) -> Contender:
     """NAME, or NAME:option=value,... with arguments of `unskip.create_model`, or whatever `unskip doctor` takes.
 
-    NAME:stem=fast is a network with the stem that `pnnh` computes its networks' with (`unskip.methods.stem`), and
-    NAME:depthwise=fast one of timm's with their depthwise convolutions (`unskip.methods.depthwise`), so that what is
+    NAME:stem=fast is a network with the stem that `pnnh` computes its networks' with (`unskip.kernels.stem`), and
+    NAME:depthwise=fast one of timm's with their depthwise convolutions (`unskip.kernels.depthwise`), so that what is
     left between the two is the blocks.
     """
     name, colon, rest = word.partition(":")
@@ -88,7 +88,7 @@ def load(word: str) -> Contender:
 def quicken_depthwise(network: nn.Module) -> bool:
     """The depthwise convolutions of timm's inverted residual blocks together with the layers around them.
 
-    Returns whether there was one of the kind that `unskip.methods.depthwise` is made for.
+    Returns whether there was one of the kind that `unskip.kernels.depthwise` is made for.
     """
     found = False
     for block in network.modules():

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unskip._core.rng import seeded
 from unskip.bench.floor import synchronize
 from unskip.bench.setting import Case, Setting
-from unskip.train.rng import seeded
 
 WARM_UP = 3  # steps before anything is measured: compilation, choice of algorithms, the optimizer's state
 LEARNING_RATE = 1e-4  # small, so that many steps on one random batch stay finite

@@ -9,9 +9,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from unskip._core import files
 from unskip.bench.compare import Comparison
 from unskip.bench.networks import AS_TRAINED
-from unskip.ship import files
 
 WAY_OUT = "Choose another one (--out)."
 INK, GRID = "#1f2937", "#e5e7eb"

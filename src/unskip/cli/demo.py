@@ -17,9 +17,9 @@ def demo(
 ) -> None:
     """Trains a 56-layer network three ways (plain, PNNH, residual) on a CPU and shows why the plain one fails."""
     with Importing():
+        from unskip.demo import story
+        from unskip.demo.view import View, table
         from unskip.doctor.examine import examine_demo
-        from unskip.train import demo as story
-        from unskip.train.demo_view import View, table
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the runs too, as Ctrl-C does
     with View() as view:

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from unskip.cli import Importing
-from unskip.cli.given import Force, InputSize, Network, Pretrained, Weights
+from unskip.cli.options import Force, InputSize, Network, Pretrained, Weights
 from unskip.cli.tables import console_for_tables, fitted
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from unskip.cli import Importing
-from unskip.cli.given import Force, InputSize, Network, Pretrained, Seed, Weights
+from unskip.cli.options import Force, InputSize, Network, Pretrained, Seed, Weights
 
 
 def export(
@@ -42,7 +42,7 @@ def export(
     more than the limit, and nothing was written.
     """
     with Importing():
-        from unskip.train.shipping import export_to_file, int8_of, source_of
+        from unskip.io.shipping import export_to_file, int8_of, source_of
 
     source = source_of(
         network, weights=weights, pretrained=pretrained, input_size=input_size, seed=seed, command="export"

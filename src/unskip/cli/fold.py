@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from unskip.cli import Importing
-from unskip.cli.given import Force, InputSize, Network, Pretrained, Seed, Weights
+from unskip.cli.options import Force, InputSize, Network, Pretrained, Seed, Weights
 
 
 def fold(
@@ -25,7 +25,7 @@ def fold(
     Exit codes: 0 done; 2 something that you gave is wrong, or the proof failed, and nothing was written.
     """
     with Importing():
-        from unskip.train.shipping import fold_to_file, source_of
+        from unskip.io.shipping import fold_to_file, source_of
 
     source = source_of(
         network, weights=weights, pretrained=pretrained, input_size=input_size, seed=seed, command="fold"

@@ -17,7 +17,7 @@ def models(
 ) -> None:
     """Lists the networks: parameters trained and frozen, MACs, skips kept, and the paper's figure beside ours."""
     with Importing():
-        from unskip.methods.registry import nearest
+        from unskip._core.text import nearest
         from unskip.models import ENTRIES, OTHERS, Entry, Other, about
 
     listed: dict[str, Entry | Other] = {**ENTRIES, **OTHERS}

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from unskip.cli import Importing
-from unskip.cli.given import Force, InputSize, Network, Pretrained, Seed, Weights
+from unskip.cli.options import Force, InputSize, Network, Pretrained, Seed, Weights
 
 
 def plainify(
@@ -39,7 +39,7 @@ def plainify(
     nothing was written.
     """
     with Importing():
-        from unskip.train.shipping import parse_options, plainify_to_file, source_of
+        from unskip.io.shipping import parse_options, plainify_to_file, source_of
 
     source = source_of(
         network, weights=weights, pretrained=pretrained, input_size=input_size, seed=seed, command="plainify"

@@ -9,8 +9,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from torch import Tensor, nn
 
 from unskip.coders import cache
-from unskip.coders.cheap import closed_of
 from unskip.coders.closed import FORMS, averaging, closed_form, he_normal
+from unskip.coders.closed_form import closed_of
 from unskip.coders.coder import Coder, CoderRef, TransitionCoder
 from unskip.coders.fit import PRETEXT_TASKS, ROUNDS, Fit, fit, floor
 from unskip.coders.spec import CoderSpec

@@ -6,8 +6,8 @@
 The weights are buffers: no gradient, no weight decay. One coder serves all blocks of its width. The first of them
 registers it; the others hold a `CoderRef`, so that it stands once in `state_dict` and goes wherever they go.
 
-A coder in closed form computes sums of neighbouring channels instead of two convolutions (`unskip.coders.cheap`). Its
-weights stay, for `state_dict` and for folding; whatever loads others makes it look again what it is.
+A coder in closed form computes sums of neighbouring channels instead of two convolutions
+(`unskip.coders.closed_form`). Its weights stay, for `state_dict` and for folding; whatever loads others makes it look again what it is.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip.coders.cheap import CheapTransition, Closed, closed_of, group_scale, mixed, pooled
+from unskip.coders.closed_form import CheapTransition, Closed, closed_of, group_scale, mixed, pooled
 
 # σ(σ(x)) = σ(x): a second activation in a row changes nothing and need not be computed.
 IDEMPOTENT = (nn.ReLU, nn.ReLU6, nn.Identity)

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from unskip.measures.refusals import reason
-from unskip.measures.state import preserved
-from unskip.train.feed import open_image
-from unskip.train.loading import Shape, Subject
+from unskip._core.errors import reason
+from unskip._core.modules import preserved
+from unskip.data.feed import open_image
+from unskip.data.sets import IMAGE_FILES, DataSet, Split, find_kind, load
+from unskip.io.load import Shape, Subject
 from unskip.train.recipe import Recipe
-from unskip.train.sets import IMAGE_FILES, DataSet, Split, find_kind, load
 
 
 @dataclass(frozen=True, kw_only=True)

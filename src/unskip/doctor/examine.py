@@ -5,16 +5,16 @@ from pathlib import Path
 
 import torch
 
+from unskip._core import files
+from unskip._core.rng import seeded
+from unskip.data.feed import make_feed
+from unskip.data.sets import load
+from unskip.demo import story as demo
 from unskip.doctor.batches import load_batch
 from unskip.doctor.report import Report, diagnose
-from unskip.ship import files
-from unskip.train import demo
-from unskip.train.feed import make_feed
-from unskip.train.loading import load_network, parse_shape
+from unskip.io.load import load_network, parse_shape
 from unskip.train.recipe import load_recipe
-from unskip.train.rng import seeded
 from unskip.train.runner import build_network
-from unskip.train.sets import load
 
 
 @dataclass(frozen=True, kw_only=True)

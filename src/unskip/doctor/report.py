@@ -8,12 +8,12 @@ from typing import Any
 from rich.table import Table
 from torch import nn
 
+from unskip._core.files import write_atomically
 from unskip.doctor.page import plain, render
 from unskip.doctor.table import table
 from unskip.doctor.verdict import Verdict, judge
 from unskip.measures import Measured, measure
-from unskip.measures.kinds import tensors_in
-from unskip.ship.files import write_atomically
+from unskip.measures.layer_types import tensors_in
 
 FORMAT = "unskip-report-1"
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from unskip.measures.kinds import has_parts
+from unskip.measures.layer_types import has_parts
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from unskip._core.errors import reason
 from unskip.measures.blocks import Block, blocks_of
-from unskip.measures.kinds import by_sample
+from unskip.measures.layer_types import by_sample
 from unskip.measures.probe import Family, Layer, Probe, sample_axis
-from unskip.measures.refusals import reason
 from unskip.measures.series import About, Findings
 
 NAN = float("nan")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unskip.measures.kinds import PARAMETRIZATIONS
+from unskip.measures.layer_types import PARAMETRIZATIONS
 from unskip.measures.probe import Family, Layer, Probe
 from unskip.measures.series import About, Findings
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unskip.measures.kinds import floating_in
-from unskip.measures.refusals import reason
+from unskip._core.errors import reason
+from unskip.measures.layer_types import floating_in
 
 Loss = Callable[[Any, Any], Tensor]
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from unskip._core.modules import preserved, unwrap
 from unskip.measures import (
     activation,
     cushion,
@@ -21,7 +22,6 @@ from unskip.measures import (
 from unskip.measures.losses import Loss
 from unskip.measures.probe import Family, Probe, mapped
 from unskip.measures.series import Measured
-from unskip.measures.state import preserved, unwrap
 
 FAMILIES: dict[str, Family] = {
     module.FAMILY.name: module.FAMILY

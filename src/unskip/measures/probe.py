@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from unskip._core.modules import preserved
 from unskip.measures.graph import Edge, cuts, edge_of, entries
-from unskip.measures.kinds import (
+from unskip.measures.layer_types import (
     PARAMETRIZATIONS,
     by_sample,
     by_unit,
@@ -25,7 +26,6 @@ from unskip.measures.kinds import (
 )
 from unskip.measures.losses import Loss, loss_of
 from unskip.measures.series import Findings, LayerInfo
-from unskip.measures.state import preserved
 
 
 class Call(NamedTuple):

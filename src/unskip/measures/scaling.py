@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unskip.measures.kinds import by_sample
+from unskip.measures.layer_types import by_sample
 from unskip.measures.probe import Family, Layer, Probe, sample_axis
 from unskip.measures.series import About, Findings
 

@@ -1,10 +1,10 @@
 """Methods: ways to make a residual block skip-free. One file each, BlockSpec -> nn.Module."""
 
-from unskip.methods.centred import CentredConv2d
 from unskip.methods.delta_tanh import DeltaTanh
 from unskip.methods.dirac import Dirac, DiracConv2d, DiracLinear, fold_dirac
 from unskip.methods.iso import Iso, SReLU
 from unskip.methods.looks_linear import CReLU, LooksLinear
+from unskip.methods.partial import CentredConv2d
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.pnnh import PNNH, PNNHBlock, PNNHPaper
 from unskip.methods.registry import Method, method_names, method_options, register_method, resolve_method

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from unskip._core.modules import square
 from unskip.coders import CoderBank
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.pnnh import check_number
 from unskip.methods.registry import register_method
 from unskip.methods.seq import TiedConv
-from unskip.methods.spec import BlockSpec, Conv, Unsupported, describe, factory, replace_weight, square
+from unskip.methods.spec import BlockSpec, Conv, Unsupported, describe, factory, replace_weight
 
 
 def identity_kernel(weight: Tensor, groups: int = 1) -> Tensor:

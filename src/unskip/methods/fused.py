@@ -1,4 +1,4 @@
-"""When a PNNH block trains by the kernels of `unskip.methods.kernels`, and how it is handed to them.
+"""When a PNNH block trains by the kernels of `unskip.kernels.pnnh_triton`, and how it is handed to them.
 
 Narrow blocks (CIFAR's) are many small operations, each far from what a GPU can do; four kernels do a step of such a
 block. They are taken wherever they compute what the block's definition says and were measured to be faster: training
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 
+from unskip._core.modules import hooked
 from unskip.coders import Coder, CoderRef
-from unskip.methods.centred import CentredConv2d
-from unskip.methods.modes import TRITON, differentiates_backwards, modern
-from unskip.methods.spec import hooked
+from unskip.kernels.dispatch import TRITON, differentiates_backwards, modern
+from unskip.methods.partial import CentredConv2d
 
 if TYPE_CHECKING:
     from unskip.methods.pnnh import PNNHBlock
@@ -118,7 +118,7 @@ def watched(block: "PNNHBlock", layers: Layers) -> bool:
 
 def run(layers: Layers, x: Tensor) -> Tensor:
     """y = σ(W_2 ⊛ σ(norm(W_1 ⊛ x)) + coder(x)), by the kernels."""
-    from unskip.methods import kernels
+    from unskip.kernels import pnnh_triton as kernels
 
     conv1, norm, conv2, coder = layers
     closed = coder.closed

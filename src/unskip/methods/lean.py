@@ -16,8 +16,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from unskip.methods.depthwise import JoinedSequential, joined
-from unskip.methods.modes import differentiates_backwards
+from unskip.kernels.depthwise import JoinedSequential, joined
+from unskip.kernels.dispatch import differentiates_backwards
 
 # Norms that can be computed again without a trace: without statistics over processes.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)

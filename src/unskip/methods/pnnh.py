@@ -18,14 +18,14 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from unskip.coders import FORMS, PRETEXTS, CoderBank, CoderSpec, act_name, odd_part_is_identity
+from unskip.kernels.depthwise import JoinedSequential
+from unskip.kernels.stem import quicken_stem
 from unskip.methods import fused
-from unskip.methods.centred import CentredConv2d
-from unskip.methods.depthwise import JoinedSequential
 from unskip.methods.lean import LeanInverted, LeanSequential
+from unskip.methods.partial import CentredConv2d
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.registry import check_choices, register_method
 from unskip.methods.spec import RECTIFIERS, BlockSpec, Conv, Layer, Unsupported, factory
-from unskip.methods.stem import quicken_stem
 
 Norm = Literal["first", "both"]
 Transition = Literal["coded", "whole"]

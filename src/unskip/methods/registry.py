@@ -1,12 +1,12 @@
 """The registry of methods: ways to make a block skip-free, by name."""
 
 import dataclasses
-import difflib
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from torch import nn
 
+from unskip._core.text import nearest
 from unskip.coders import CoderBank
 from unskip.methods.spec import BlockSpec
 
@@ -90,16 +90,3 @@ def check_choices(where: str, options: object, choices: dict[str, tuple[str, ...
         value = getattr(options, option)
         if value not in known:
             raise ValueError(f"{where}: {option}={value!r} is not known. Known: {', '.join(known)}.")
-
-
-MANY = 40  # of more names than this a message shows a few
-
-
-def nearest(word: str, known: list[str]) -> str:
-    """The end of an error message: the likely spelling, and all that there are, or the closest where there are many."""
-    close = difflib.get_close_matches(word, known, n=6)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    if len(known) > MANY:
-        shown = close[1:] or known[:6]
-        return f"{hint} There are {len(known)}, for instance {', '.join(shown)}."
-    return f"{hint} Known: {', '.join(known) or 'none'}."

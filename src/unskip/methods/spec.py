@@ -17,6 +17,8 @@ from timm.layers import DropPath
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
+from unskip._core.modules import square
+
 Conv = nn.Conv2d | nn.Linear
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
@@ -186,29 +188,6 @@ def is_activation(module: nn.Module) -> bool:
     return home.startswith(("torch.nn.modules.activation", "timm.layers.activations")) and not isinstance(
         module, across
     )
-
-
-def square(conv: nn.Conv2d) -> bool:
-    """A square, odd kernel with one stride, one dilation and the zero padding that keeps the size at stride 1."""
-    k, d = conv.kernel_size[0], conv.dilation[0]
-    same = (d * (k - 1) // 2,) * 2
-    return (
-        conv.kernel_size == (k, k)
-        and k % 2 == 1
-        and conv.dilation == (d, d)
-        and conv.stride[0] == conv.stride[1]
-        and conv.padding_mode == "zeros"
-        and conv.padding == same
-    )
-
-
-def hooked(module: nn.Module) -> bool:
-    """Whether somebody waits for the module itself to be called: by a hook, or by a `forward` of its own.
-
-    The latter is Accelerate's way, which may bring the weights only then.
-    """
-    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, name) for name in names) or "forward" in module.__dict__
 
 
 def parts(block: nn.Module, names: str) -> tuple[nn.Module, ...]:

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from unskip.coders import Coder, CoderRef, TransitionCoder
-from unskip.methods.centred import CentredConv2d
-from unskip.methods.depthwise import JoinedSequential
+from unskip.kernels.depthwise import JoinedSequential
 from unskip.methods.dirac import DiracConv2d, DiracLinear, fold_dirac
+from unskip.methods.partial import CentredConv2d
 from unskip.methods.pnnh import PNNHBlock
 from unskip.methods.rm import RMBlock, absorbed
 from unskip.methods.seq import TiedConv

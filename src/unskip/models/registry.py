@@ -15,8 +15,8 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, register_model
 from torch import nn
 
+from unskip._core.text import nearest
 from unskip.methods import method_options
-from unskip.methods.registry import nearest
 from unskip.models import weights
 from unskip.surgery import plainify
 

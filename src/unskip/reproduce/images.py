@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from unskip.data.sets import DataSet, load
 from unskip.train.recipe import Recipe
-from unskip.train.sets import DataSet, load
 
 IN_MEMORY = ("digits", "cifar10", "cifar100", "fashion_mnist", "npz")
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unskip.data.sets import DataSet
 from unskip.measures.cushion import layer_cushion
 from unskip.models import create_model
 from unskip.models.simplified import OneLayerBlock, simplified_blocks
@@ -24,7 +25,6 @@ from unskip.reproduce.drawing import FAINT, PLAIN, RESIDUAL, dress, legend, pane
 from unskip.reproduce.images import load_set, sample_images
 from unskip.reproduce.registry import Outcome, reproduction
 from unskip.train.recipe import Recipe
-from unskip.train.sets import DataSet
 
 
 @dataclass(frozen=True, kw_only=True)

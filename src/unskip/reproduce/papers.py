@@ -20,7 +20,7 @@ from functools import cache
 from importlib import resources
 from types import MappingProxyType
 
-from unskip.methods.registry import nearest
+from unskip._core.text import nearest
 
 PAPERS = ("pnnh", "noise_stability", "plainnet", "seqnet")
 Cell = str | int | float | bool | None

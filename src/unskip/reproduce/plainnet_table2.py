@@ -7,7 +7,7 @@
 
 The paper mentions no schedule. `--schedule constant` takes its range for rates to choose from; `cosine` also as the
 range that the rate falls through, from the chosen one to 0.0001. All networks train side by side
-(`unskip.reproduce.crowd`); a step that is done is kept in the folder, and not done again.
+(`unskip.reproduce.batched_mlp`); a step that is done is kept in the folder, and not done again.
 """
 
 import json
@@ -22,12 +22,12 @@ from typing import Annotated, Any
 import torch
 from rich.console import Console
 
-from unskip.reproduce.crowd import Crowd
+from unskip.data.sets import DataSet, load
+from unskip.reproduce.batched_mlp import Crowd
 from unskip.reproduce.papers import paper_table
 from unskip.reproduce.registry import Outcome, reproduction
 from unskip.reproduce.trained import check_epochs, check_rows, versions
 from unskip.train.recipe import Recipe, load_recipe
-from unskip.train.sets import DataSet, load
 
 TABLE = paper_table("plainnet", "II")
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # the paper's range, two to a decade

@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 import torch
 from matplotlib.figure import Figure
 
-from unskip.methods.registry import nearest
+from unskip._core.files import make_folder
+from unskip._core.rng import seeded
+from unskip._core.text import nearest
 from unskip.reproduce.drawing import save
-from unskip.ship.files import make_folder
-from unskip.train.rng import seeded
 
 
 @dataclass(frozen=True, kw_only=True)

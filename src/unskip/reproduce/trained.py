@@ -17,13 +17,13 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import unskip
-from unskip.methods.registry import nearest
+from unskip._core.text import nearest
+from unskip.data.sets import load
 from unskip.reproduce.images import IN_MEMORY
 from unskip.reproduce.papers import Cell
 from unskip.reproduce.registry import Outcome
 from unskip.reproduce.workers import Finished, train_all
 from unskip.train.recipe import Recipe
-from unskip.train.sets import load
 
 
 def check_epochs(epochs: int | None, *, command: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unskip.measures.state import unwrap
+from unskip._core.modules import unwrap
 from unskip.methods import Method, out_of_range, resolve_method
 from unskip.ship.proof import find_example, in_float64, proven
 from unskip.ship.verify import Check

@@ -21,10 +21,10 @@ from typing import Any, BinaryIO, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from unskip.measures.refusals import RUN_ERRORS, reason
-from unskip.measures.state import unwrap
+from unskip._core.errors import RUN_ERRORS, reason
+from unskip._core.files import check_free, write_atomically
+from unskip._core.modules import unwrap
 from unskip.methods.registry import method_name
-from unskip.ship.files import check_free, write_atomically
 from unskip.ship.verify import TOLERANCE, difference, in_words
 
 Format = Literal["onnx", "pt2"]

@@ -17,18 +17,18 @@ from timm.layers import DropPath
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
+from unskip._core.modules import unwrap
 from unskip.coders import CheapCoder, CheapTransition, Coder, CoderRef, TransitionCoder, closed_of
-from unskip.measures.state import unwrap
+from unskip.kernels.depthwise import JoinedSequential
+from unskip.kernels.stem import LAYERS as PLAIN_LAYERS
+from unskip.kernels.stem import PooledStem, StemConv2d, StemPool, ordinary
 from unskip.methods import CappedReLU, CReLU, PNNHBlock, SReLU, Unsupported, replaced, stacked
-from unskip.methods.depthwise import JoinedSequential
 from unskip.methods.pnnh import ALIGNED
 from unskip.methods.spec import NORMS, Conv, is_activation, replace_weight
 from unskip.methods.stack import absorb
-from unskip.methods.stem import LAYERS as PLAIN_LAYERS
-from unskip.methods.stem import PooledStem, StemConv2d, StemPool, ordinary
 from unskip.models.simplified import DominantBlock, OneLayerBlock
-from unskip.ship.flow import Step, trace
 from unskip.ship.proof import find_example, in_float64, proven
+from unskip.ship.tracing import Step, trace
 from unskip.ship.verify import Check
 from unskip.surgery import find_blocks
 from unskip.surgery.readers.transformer import SKIP_FREE
@@ -69,7 +69,7 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
         network: a trained network without skips, in eval mode.
         form: 'dense' makes one layer of learner and coder; 'fast' keeps a closed-form coder beside the learner as the
             cheap operation that it is (sums of neighbouring channels, pooled in transitions), and the stem and
-            depthwise convolutions as `unskip.methods.stem` and `.depthwise` compute them on a GPU, and folds all the
+            depthwise convolutions as `unskip.kernels.stem` and `.depthwise` compute them on a GPU, and folds all the
             rest: fitted coders, and blocks whose sum a norm reads. The bias and ReLU of such a stem stand behind its
             pooling. Where learner and coder become one layer, what its depthwise convolution reads is filled up to a
             multiple of 8 channels, with zeros.

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unskip._core.files import check_free, write_atomically
 from unskip.ship.export import INPUT, OPSET, SCOPES, Run, export, need_onnx, onnx_runner, quiet, set_metadata
-from unskip.ship.files import check_free, write_atomically
 from unskip.ship.verify import in_words
 
 Bits = Literal[7, 8]

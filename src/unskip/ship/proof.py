@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from unskip.measures.refusals import RUN_ERRORS, reason
+from unskip._core.errors import RUN_ERRORS, reason
 from unskip.ship.verify import TOLERANCE, Check, in_words, verify
 
 EXACT = 1e-9  # relative error in float64 that an exact rewriting stays below

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from unskip.measures.state import unwrap
+from unskip._core.modules import unwrap
+from unskip.kernels.stem import LAYERS
 from unskip.methods import CappedReLU, SReLU
 from unskip.methods.pnnh import ALIGNED
 from unskip.methods.spec import Conv, is_activation
-from unskip.methods.stem import LAYERS
-from unskip.ship.flow import Step, trace
 from unskip.ship.proof import find_example, in_float64, proven
+from unskip.ship.tracing import Step, trace
 from unskip.ship.verify import Check
 
 RELU = {"relu", "relu_"}

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from unskip.measures.refusals import RUN_ERRORS, reason
-from unskip.measures.state import preserved, unwrap
+from unskip._core.errors import RUN_ERRORS, reason
+from unskip._core.modules import preserved, unwrap
 from unskip.methods.rm import RMBlock
 
 Precision = Literal["float32", "float64"]

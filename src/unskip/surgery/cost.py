@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from unskip.measures.refusals import RUN_ERRORS, reason
+from unskip._core.errors import RUN_ERRORS, reason
 from unskip.methods.rm import BesideNorm
 from unskip.methods.stack import replaced
 

@@ -6,21 +6,18 @@ from typing import TYPE_CHECKING, Any
 from unskip.train.params import param_groups
 
 if TYPE_CHECKING:
-    from unskip.train.loop import Diverged, Stopped
     from unskip.train.penalties import MaxNorm, Orthogonal, ShiftedDecay, identity_shift
     from unskip.train.recipe import Recipe, load_recipe, recipe_names
     from unskip.train.runner import Result, run
-    from unskip.train.sets import DataSet, Split
+    from unskip.train.trainer import Diverged, Stopped
 
 __all__ = [
-    "DataSet",
     "Diverged",
     "MaxNorm",
     "Orthogonal",
     "Recipe",
     "Result",
     "ShiftedDecay",
-    "Split",
     "Stopped",
     "identity_shift",
     "load_recipe",
@@ -31,11 +28,10 @@ __all__ = [
 
 # Accelerate and matplotlib take seconds to import, so they wait until somebody trains.
 _HOME = {
-    **dict.fromkeys(("Diverged", "Stopped"), "loop"),
+    **dict.fromkeys(("Diverged", "Stopped"), "trainer"),
     **dict.fromkeys(("MaxNorm", "Orthogonal", "ShiftedDecay", "identity_shift"), "penalties"),
     **dict.fromkeys(("Recipe", "load_recipe", "recipe_names"), "recipe"),
     **dict.fromkeys(("Result", "run"), "runner"),
-    **dict.fromkeys(("DataSet", "Split"), "sets"),
 }
 
 

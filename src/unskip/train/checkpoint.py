@@ -21,8 +21,8 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
-from unskip.measures.refusals import reason
-from unskip.ship import files
+from unskip._core import files
+from unskip._core.errors import reason
 
 FORMAT = "unskip-checkpoint-1"
 Resume = Literal["never", "auto"]

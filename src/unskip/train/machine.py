@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from unskip.train import rng
+from unskip._core import rng
 from unskip.train.recipe import Recipe
 
 

@@ -8,7 +8,7 @@ from timm.optim import create_optimizer_v2, list_optimizers
 from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler
 from torch import Tensor, nn
 
-from unskip.methods.registry import nearest
+from unskip._core.text import nearest
 from unskip.train.params import param_groups
 from unskip.train.penalties import unit_weights
 from unskip.train.recipe import Recipe

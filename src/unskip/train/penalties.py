@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unskip.measures.state import unwrap
+from unskip._core.modules import unwrap
 from unskip.models.simplified import simplified_blocks
 from unskip.train.recipe import Recipe
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from unskip.methods.registry import nearest
+from unskip._core.text import nearest
 
 Dataset = Literal["digits", "cifar10", "cifar100", "fashion_mnist", "imagefolder", "npz"]
 Crop = Literal["none", "pad", "resized"]
@@ -38,7 +38,7 @@ class Recipe:
     options: dict[str, Any] = field(default_factory=dict)  # of the network or, where `method` is set, of the method
 
     # The data
-    dataset: Dataset = "digits"  # what is read, and how `--data` is laid out (unskip.train.sets)
+    dataset: Dataset = "digits"  # what is read, and how `--data` is laid out (unskip.data.sets)
     val_fraction: float = 0.1  # of the training images, held out for choosing; 0 holds none out
     image_size: int = 0  # px, what images are brought to; 0: as they come (imagefolder: 224)
     test_crop: float = 0.875  # imagefolder: the centre crop's share of the resized image's side when testing

@@ -14,17 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unskip.measures.refusals import RUN_ERRORS, reason
+from unskip._core.errors import RUN_ERRORS, reason
+from unskip.data import sets
+from unskip.data.sets import DataSet
 from unskip.models import create_model
 from unskip.surgery import plainify
-from unskip.train import machine, saving, sets
+from unskip.train import machine, saving
 from unskip.train.checkpoint import Resume, RunFolder, write_atomically
 from unskip.train.curves import draw_curves
-from unskip.train.loop import Training
 from unskip.train.metrics import read_metrics
 from unskip.train.penalties import Constraint, Penalty
 from unskip.train.recipe import Recipe, load_recipe
-from unskip.train.sets import DataSet
+from unskip.train.trainer import Training
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 
 from accelerate.utils import gather_object
 
-from unskip.train import machine, rng
+from unskip._core import rng
+from unskip.train import machine
 from unskip.train.checkpoint import check_same
 
 if TYPE_CHECKING:
-    from unskip.train.loop import Training
+    from unskip.train.trainer import Training
 
 
 def save(training: "Training") -> None:

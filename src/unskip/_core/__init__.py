@@ -1,0 +1,1 @@
+"""What every room may use: text, files, random state, helpers for modules."""

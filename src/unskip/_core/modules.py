@@ -1,0 +1,74 @@
+"""A network under measurement and what must be as before afterwards: mode, buffers, gradients, random state."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+
+def unwrap(network: nn.Module) -> nn.Module:
+    """The network itself, out of torch.compile's, DataParallel's and DistributedDataParallel's wrappers."""
+    distributed = isinstance(network, nn.parallel.DistributedDataParallel | nn.DataParallel)
+    inner = getattr(network, "module" if distributed else "_orig_mod", None)
+    return unwrap(inner) if isinstance(inner, nn.Module) else network
+
+
+@contextmanager
+def preserved(network: nn.Module) -> Iterator[None]:
+    """Whatever happens inside, the network and the random generators are afterwards as they were.
+
+    Training mode of every module, the values of buffers (and which tensors they are), `.grad` and `requires_grad` of
+    every parameter; the generators of PyTorch (CPU, and CUDA where it is in use), numpy and Python.
+    """
+    modes = [(module, module.training) for module in network.modules()]
+    buffers = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in network.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not is_lazy(buffer)  # which has no value yet
+    ]
+    parameters = [(parameter, parameter.requires_grad, parameter.grad) for parameter in network.parameters()]
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    python, numbers = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numbers)
+        for module, mode in modes:
+            module.training = mode
+        with torch.no_grad():
+            for module, name, buffer, value in buffers:
+                buffer.copy_(value)
+                module._buffers[name] = buffer
+        for parameter, requires_grad, grad in parameters:
+            parameter.requires_grad_(requires_grad)
+            parameter.grad = grad
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody waits for the module itself to be called: by a hook, or by a `forward` of its own.
+
+    The latter is Accelerate's way, which may bring the weights only then.
+    """
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, name) for name in names) or "forward" in module.__dict__
+
+
+def square(conv: nn.Conv2d) -> bool:
+    """A square, odd kernel with one stride, one dilation and the zero padding that keeps the size at stride 1."""
+    k, d = conv.kernel_size[0], conv.dilation[0]
+    same = (d * (k - 1) // 2,) * 2
+    return (
+        conv.kernel_size == (k, k)
+        and k % 2 == 1
+        and conv.dilation == (d, d)
+        and conv.stride[0] == conv.stride[1]
+        and conv.padding_mode == "zeros"
+        and conv.padding == same
+    )

@@ -1,0 +1,1 @@
+"""What `unskip demo` runs and shows."""

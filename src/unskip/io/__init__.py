@@ -1,0 +1,1 @@
+"""Networks from files and names, and files of networks."""

@@ -1,0 +1,307 @@
+"""What `unskip plainify`, `unskip fold` and `unskip export` do: a network from a word, a file, and its proof."""
+
+import math
+import os
+import tomllib
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from unskip._core.files import check_free
+from unskip._core.rng import seeded
+from unskip.data.feed import DeviceFeed, Feed, Share, WorkerFeed
+from unskip.data.sets import DataSet, Split, find_kind, load
+from unskip.io import network_file as netfile
+from unskip.io.load import Shape, Subject, load_network, note_on_weights, parse_shape, save_network
+from unskip.methods import resolve_method
+from unskip.ship import Exported, Quantized, convert, export, fold, quantize
+from unskip.ship.export import OPSET
+from unskip.ship.fold import Form, Refusal
+from unskip.ship.int8 import LIMIT, Bits
+from unskip.surgery import Cost, Stuck, cost, plainify
+from unskip.surgery.cost import on_meta, size
+from unskip.train.recipe import Recipe
+
+FoldFirst = Literal["auto", "dense", "fast", "no"]
+CALIBRATION = 512  # training images
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The network that a command is given."""
+
+    word: str  # as `unskip doctor` takes it, or a file that `unskip plainify` or `unskip fold` wrote
+    weights: Path | None = None  # a state dict for it
+    pretrained: bool = False  # whether a name is to have its trained weights
+    input_size: Shape | None = None  # of one input
+    seed: int = 0  # of fresh weights
+
+    def load(self, command: str) -> Subject:
+        """The network in eval mode. What it reads must be known, since files are made for it."""
+        subject = load_network(
+            self.word, weights=self.weights, pretrained=self.pretrained, input_size=self.input_size, seed=self.seed,
+            tested=True, command=command,
+        )  # fmt: skip
+        if subject.guessed:
+            raise ValueError(
+                f"{command}: nothing says which size of input {subject.name} is for; say the shape of one with "
+                f"--input-size, for instance {'x'.join(map(str, subject.input_size))}."
+            )
+        subject.network.eval()
+        return subject
+
+    @property
+    def note(self) -> str:
+        """What to tell the user about its weights; '' where there is nothing to tell."""
+        return note_on_weights(self.word, weights=self.weights, pretrained=self.pretrained, seed=self.seed)
+
+
+def source_of(
+    word: str, *, weights: Path | None, pretrained: bool, input_size: str | None, seed: int, command: str
+) -> Source:
+    """From the words of a command line."""
+    if seed < 0:
+        raise ValueError(f"{command}: --seed {seed} must not be negative.")
+    shape = None if input_size is None else parse_shape(input_size, command=command)
+    return Source(word=word, weights=weights, pretrained=pretrained, input_size=shape, seed=seed)
+
+
+def example_for(subject: Subject) -> Tensor:
+    """Two random inputs."""
+    return torch.randn(2, *subject.input_size, generator=torch.Generator().manual_seed(1))
+
+
+def parse_options(text: str, *, command: str) -> dict[str, Any]:
+    """`{norm = "absorb"}`, a table as TOML writes it on one line."""
+    try:
+        value = tomllib.loads(f"options = {text}")["options"]
+    except tomllib.TOMLDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"{command}: --options {text!r} must be a table, for instance '{{norm = \"absorb\"}}'.")
+    return value
+
+
+# ---------------------------------------------------------------- plainify
+
+
+def plainify_to_file(
+    source: Source,
+    out: Path | None,
+    *,
+    method: str = "rm",
+    options: dict[str, Any] | None = None,
+    limit: float | None = None,
+    strict: bool = True,
+    dry_run: bool = False,
+    force: bool = False,
+) -> str:
+    """Makes a network skip-free and writes it, or says what it would cost. Returns what to print.
+
+    Args:
+        source: the network.
+        out: the file; None with `dry_run` alone.
+        method: an exact one keeps the function, and is verified; any other is for training from scratch.
+        options: the method's own.
+        limit: how many times its parameters the network may have after an exact method; its own unless given.
+        strict: whether a block that can't be made skip-free is refused; else it stays as it is, and is named.
+        dry_run: writes nothing, and says what it would cost.
+        force: whether a file that is there may be replaced.
+    """
+    if out is None and not dry_run:
+        raise ValueError(
+            "plainify: there is no --out; name a .safetensors file, or ask what it would cost with --dry-run."
+        )
+    if out is not None:
+        netfile.check_path(out, force=force, command="plainify")
+    options = dict(options or {})
+    if limit is not None:
+        options["limit"] = limit
+    how = resolve_method(method, options)
+    subject = source.load("plainify")
+    example = example_for(subject)
+    try:
+        price = cost(subject.network, how, example=example, strict=strict)
+    except Stuck as stuck:
+        raise ValueError(f"{stuck.reason} --no-strict leaves such blocks as they are.") from stuck
+    if len(price.left) == price.blocks:
+        raise ValueError(
+            f"plainify: method {method!r} can make no block of {subject.name} skip-free; --strict says why."
+        )
+    if out is None or dry_run:
+        return str(price)
+    exact = getattr(how, "exact", False)
+    if exact:
+        hint = getattr(how, "cheaper", "") + ' (--limit, --options "{...}")'
+        price.check(getattr(how, "limit", math.inf), "plainify", hint)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of blocks that are left, which the price names
+            network = convert(subject.network, how, example=example, strict=strict)
+        proof = str(network.conversion.check)  # type: ignore[union-attr]
+    else:
+        with warnings.catch_warnings(), seeded(source.seed, 1):
+            warnings.simplefilter("ignore")  # the next line says it
+            network = plainify(subject.network, how, strict=strict).eval()
+        proof = f"Method {method!r} is for training from scratch: the blocks are new, and the function is another one."
+    chosen = {name: value for name, value in asdict(how).items() if name != "limit"}  # type: ignore[call-overload]
+    step = {"plainify": method, "options": chosen, "strict": strict}
+    skips = f" ({len(price.left)} of {price.blocks} blocks keep their skips)" if price.left else ""
+    name = f"{subject.name}, {method}{skips}"
+    subject = replace(subject, name=name, network=network, steps=(*subject.steps, step))
+    written = save_network(out, subject, proof=proof, force=force, command="plainify")
+    return f"{price}\n\n{proof}\n\n{out}: {name}, {price.after.parameters:,} parameters, {written:,} bytes."
+
+
+# ---------------------------------------------------------------- fold
+
+
+def fold_to_file(source: Source, out: Path, *, form: Form = "dense", force: bool = False) -> str:
+    """Folds a network into a file. Returns what to print."""
+    netfile.check_path(out, force=force, command="fold")
+    given = source.load("fold")
+    subject = _folded(given, form)
+    before, after = (size(on_meta(s.network), s.input_size) for s in (given, subject))
+    price = Cost(before=before, after=after, shape=given.input_size)
+    check = subject.network.folding.check  # type: ignore[union-attr]
+    written = save_network(out, subject, proof=str(check), force=force, command="fold")
+    return f"{price}\n\n{check}\n\n{out}: {subject.name}, {after.parameters:,} parameters, {written:,} bytes."
+
+
+def _folded(subject: Subject, form: Form) -> Subject:
+    network = fold(subject.network, form, example=example_for(subject))
+    return replace(
+        subject, name=f"{subject.name}, folded ({form})", network=network, steps=(*subject.steps, {"fold": form})
+    )
+
+
+# ---------------------------------------------------------------- export
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8:
+    """How a file in 8 bits is made."""
+
+    data: str  # digits, or the path of a data set as `unskip train` reads it
+    inputs: int = CALIBRATION  # training images to calibrate on
+    bits: Bits = 7
+    limit: float = LIMIT  # points of accuracy
+
+
+def int8_of(asked: bool, data: str | None, *, inputs: int, bits: int, limit: float) -> Int8 | None:
+    """From the words of a command line."""
+    if asked and data is None:
+        raise ValueError(
+            "export: --int8 needs --calibrate: digits, an .npz file, or a folder, with images like those that the "
+            "network will see."
+        )
+    if data is not None and not asked:
+        raise ValueError(f"export: --calibrate {data!r} is for --int8; add it, or leave both out.")
+    return None if data is None else Int8(data=data, inputs=inputs, bits=bits, limit=limit)  # type: ignore[arg-type]
+
+
+def export_to_file(
+    source: Source,
+    out: Path,
+    *,
+    form: FoldFirst = "auto",
+    opset: int | None = None,
+    int8: Int8 | None = None,
+    force: bool = False,
+) -> tuple[str, Exported | Quantized]:
+    """Exports a network. Returns what was done before, in words, and what was written.
+
+    Args:
+        source: the network.
+        out: the file, `.onnx` or `.pt2`.
+        form: how it is folded first; 'auto' is dense where it can be folded.
+        opset: of ONNX, `unskip.ship.export.OPSET` unless given.
+        int8: makes it a file in 8 bits.
+        force: whether a file that is there may be replaced.
+    """
+    if form not in get_args(FoldFirst):
+        raise ValueError(f"export: --fold {form!r} must be {', '.join(get_args(FoldFirst))}.")
+    opset = OPSET if opset is None else opset
+    check_free(out, command="export", argument="--out", force=force, overwrite="--force")
+    subject = given = source.load("export")
+    words = given.name
+    if form in get_args(Form):
+        subject = _folded(given, form)  # type: ignore[arg-type]
+    elif form == "auto" and not any("fold" in step for step in subject.steps):
+        try:
+            subject = _folded(given, "dense")
+        except Refusal as reason:
+            words = f"{given.name}, as it is ({reason})"
+    if subject is not given:
+        before, after = (sum(p.numel() for p in s.network.parameters()) for s in (given, subject))
+        words = f"{subject.name}: {before:,} parameters before, {after:,} now"
+    if int8 is None:
+        return words, export(subject.network, out, example=example_for(subject), opset=opset, force=force)
+    calibrate, test, metadata = _prepared(subject, int8)
+    quantized = quantize(
+        subject.network, out, calibrate=calibrate, test=test, bits=int8.bits, limit=int8.limit, opset=opset,
+        metadata=metadata, force=force,
+    )  # fmt: skip
+    return words, quantized
+
+
+def _prepared(subject: Subject, int8: Int8) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]], dict[str, str]]:
+    """Training images to calibrate on, test images with their classes, and how both were normalised."""
+    if int8.inputs < 1:
+        raise ValueError(f"export: --calibration-images {int8.inputs} must be at least 1.")
+    data, feed = _feed(subject, int8.data)
+    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(0))[: int8.inputs]
+    images = torch.cat([x for x, _ in _real(feed, data.train.take(order))])
+    outputs = subject.network(images[:1]).shape[-1]
+    if data.classes > outputs:
+        raise ValueError(f"export: {int8.data!r} has {data.classes} classes, and {subject.name} knows {outputs}.")
+    metadata = {name: ", ".join(f"{v:.6g}" for v in getattr(data, name)) for name in ("mean", "std")}
+    return images, _real(feed, data.test), metadata
+
+
+def _feed(subject: Subject, word: str) -> tuple[DataSet, Feed]:
+    """A data set as the network's run has read it or, for a network by name, brought to its size."""
+    root = None if word == "digits" else Path(word).expanduser()
+    if root is not None and not root.exists():
+        raise ValueError(f"export: --calibrate {word!r} is not 'digits', and there is no such file or folder.")
+    if "recipe" in subject.origin:
+        recipe = Recipe().replace(**subject.origin["recipe"])
+        if (root is None) != (recipe.dataset == "digits"):
+            right = "digits" if root is not None else "the file or folder with them"
+            raise ValueError(
+                f"export: {subject.name} was trained on {recipe.dataset}, and is calibrated on images of the same "
+                f"set, prepared as they were: give --calibrate {right} instead of {word!r}. From Python, "
+                "unskip.ship.quantize takes any tensor."
+            )
+    else:
+        kind = "digits" if root is None else find_kind(root)
+        if kind is None:
+            raise ValueError(
+                f"export: --calibrate {word!r} is no data set that `unskip train` reads: an .npz file, CIFAR, "
+                "Fashion-MNIST, or a folder with train/<class> and val/<class>."
+            )
+        recipe = Recipe(dataset=kind, val_fraction=0.0)
+    side = subject.input_size[-1]
+    recipe = recipe.replace(
+        image_size=side, check_files=False, channels_last=False, batch=1, mixup=0.0, cutmix=0.0,
+        workers=min(recipe.workers, os.cpu_count() or 1),  # that run may have had more cores; PyTorch would warn
+    )  # fmt: skip
+    data = load(recipe, root, option="--calibrate")
+    if (data.channels, data.image_size, data.image_size) != subject.input_size:
+        raise ValueError(
+            f"export: {subject.name} reads inputs of shape {subject.input_size}, and the images of --calibrate "
+            f"{word!r} have {data.channels} channels; from Python, unskip.ship.quantize takes any tensor."
+        )
+    # Of a folder of files only those are read that are asked for.
+    reads = DeviceFeed if data.in_memory else WorkerFeed
+    return data, reads(data, recipe, device=torch.device("cpu"), dtype=torch.float32, share=Share())
+
+
+def _real(feed: Feed, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
+    """All images of a split once, without what fills up the last batch."""
+    for x, labels, weights in feed.evaluation(split):
+        yield x[weights > 0], labels[weights > 0]

@@ -1,0 +1,263 @@
+"""A norm, its activation and a 3 x 3 depthwise convolution as one operation on a GPU.
+
+    y = w ⊛ σ(s u + t)      s, t: the norm, as it acts on each channel      σ: ReLU, or ReLU6
+    y = σ(w ⊛ σ(u + t) + b)     inference, with the norms folded; t: the bias of the convolution before
+
+In an inverted bottleneck these are the widest activations, and all three layers do little more than read and write
+them. Here u is read once and y is written (`unskip.kernels.depthwise_triton`); what the convolution reads never
+exists, so that nothing but u is kept for the backward pass, which has one operation too:
+
+    g_n = (0 < n < top) Σ_k w[k] g[p - k]     the gradient of n = s u + t, from g, that of y
+    s g_n,  Σ g_n u,  Σ g_n,  Σ σ(n) g[p - k]     the gradients of u, s, t and w
+
+The statistics of the batch are differentiated by autograd, as s and t depend on them.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from unskip._core.modules import hooked, square
+from unskip.kernels.dispatch import HALF, has_kernels_for, unwatched
+
+TOPS: dict[type[nn.Module], float] = {nn.ReLU: 0.0, nn.ReLU6: 6.0}  # 0: no bound
+PRECISIONS = HALF  # in which the kernels were measured
+MOST = 2**30  # pixels of a batch, which the kernels count in 32 bits
+
+
+def empty_output(u: Tensor, stride: int) -> Tensor:
+    batch, channels, high, wide = u.shape
+    shape = (batch, channels, high // stride, wide // stride)
+    return torch.empty(shape, dtype=u.dtype, device=u.device, memory_format=torch.channels_last)
+
+
+def last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+@torch.library.custom_op("unskip::depthwise", mutates_args=())
+def depthwise(u: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, stride: int, top: float) -> Tensor:
+    """w ⊛ σ(s u + t), 3 x 3, padded by one.
+
+    Args:
+        u: (B, C, H, W), with even sides where the stride is 2.
+        scale, shift: (C).
+        weight: (C, 1, 3, 3).
+        stride: 1 or 2.
+        top: the bound of σ; 0 is none.
+    """
+    from unskip.kernels.depthwise_triton import convolve
+
+    y = empty_output(u, stride)
+    convolve(last(u), scale.contiguous(), shift.contiguous(), weight.contiguous(), None, y, stride, top)
+    return y
+
+
+@depthwise.register_fake
+def _(u: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, stride: int, top: float) -> Tensor:
+    return empty_output(u, stride)
+
+
+@torch.library.custom_op("unskip::depthwise_gradient", mutates_args=())
+def depthwise_gradient(
+    g: Tensor, u: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, stride: int, top: float
+) -> tuple[Tensor, Tensor]:
+    """The gradient of u, and (11, C): those of the nine weights, of shift and of scale."""
+    from unskip.kernels.depthwise_triton import differentiate
+
+    out = torch.empty_like(u, memory_format=torch.channels_last)
+    tensors = (last(g), last(u), scale.contiguous(), shift.contiguous(), weight.contiguous())
+    return out, differentiate(*tensors, out, stride, top)
+
+
+@depthwise_gradient.register_fake
+def _(
+    g: Tensor, u: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, stride: int, top: float
+) -> tuple[Tensor, Tensor]:
+    sums = u.new_empty(11, u.shape[1], dtype=torch.promote_types(u.dtype, torch.float32))
+    return torch.empty_like(u, memory_format=torch.channels_last), sums
+
+
+@torch.library.custom_op("unskip::depthwise_folded", mutates_args=())
+def depthwise_folded(u: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, stride: int, top: float) -> Tensor:
+    """σ(w ⊛ σ(u + t) + b), 3 x 3, padded by one; arguments as in `depthwise`. It has no gradient."""
+    from unskip.kernels.depthwise_triton import convolve
+
+    y = empty_output(u, stride)
+    shift = None if shift is None else shift.contiguous()
+    convolve(last(u), None, shift, weight.contiguous(), bias.contiguous(), y, stride, top)
+    return y
+
+
+@depthwise_folded.register_fake
+def _(u: Tensor, shift: Tensor | None, weight: Tensor, bias: Tensor, stride: int, top: float) -> Tensor:
+    return empty_output(u, stride)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.stride, ctx.top = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    u, scale, shift, weight = ctx.saved_tensors
+    # Out here, where a compiler sees it and writes the gradient in this layout in the first place.
+    gradient, sums = depthwise_gradient(last(g), u, scale, shift, weight, ctx.stride, ctx.top)
+    weights = sums[:9].T.reshape(weight.shape).to(weight.dtype)
+    return gradient, sums[10].to(scale.dtype), sums[9].to(shift.dtype), weights, None, None
+
+
+depthwise.register_autograd(_backward, setup_context=_keep)
+
+
+def joined(layers: list[nn.Module], x: Tensor) -> tuple[Tensor, int] | None:
+    """What the first layers make of x as one operation, and how many they are; None where they are others."""
+    if not suited(x):
+        return None
+    ways: list[tuple[int, Callable[..., Tensor | None]]] = [(3, normed), (3, folded), (4, folded_behind)]
+    for count, join in ways:
+        first = layers[:count]
+        if len(first) == count and not any(map(hooked, first)):
+            y = join(*first, x)
+            if y is not None:
+                return y, count
+    return None
+
+
+def normed(norm: nn.Module, act: nn.Module, conv: nn.Module, x: Tensor) -> Tensor | None:
+    """Training. Under torch.compile alone: it is the compiler that makes one pass of the batch's statistics."""
+    if not torch.compiler.is_compiling() or type(act) not in TOPS or not isinstance(norm, nn.BatchNorm2d):
+        return None
+    if not is_depthwise(conv, x, x.shape[1]) or conv.bias is not None or not plain(norm, x):
+        return None
+    scale, shift = as_affine(norm, x)
+    return depthwise(x, scale, shift, conv.weight, conv.stride[0], TOPS[type(act)])
+
+
+def folded(act: nn.Module, conv: nn.Module, behind: nn.Module, x: Tensor) -> Tensor | None:
+    """Inference, with the norms folded."""
+    if not is_folded(conv, act, behind, x, x.shape[1]):
+        return None
+    return depthwise_folded(x, None, conv.weight, conv.bias, conv.stride[0], TOPS[type(act)])
+
+
+def folded_behind(first: nn.Module, act: nn.Module, conv: nn.Module, behind: nn.Module, x: Tensor) -> Tensor | None:
+    """The same with the convolution before, whose bias would be one more pass over the widest activation."""
+    if not is_pointwise(first, x) or not is_folded(conv, act, behind, x, first.out_channels):
+        return None
+    u = first._conv_forward(x, first.weight, None)
+    return depthwise_folded(u, first.bias, conv.weight, conv.bias, conv.stride[0], TOPS[type(act)])
+
+
+def is_folded(conv: nn.Module, act: nn.Module, behind: nn.Module, x: Tensor, channels: int) -> TypeGuard[nn.Conv2d]:
+    """A depthwise convolution with a bias, between two activations of one kind, in inference."""
+    acts = type(act) is type(behind) and type(act) in TOPS
+    return acts and not torch.is_grad_enabled() and is_depthwise(conv, x, channels) and conv.bias is not None
+
+
+def suited(x: Tensor) -> bool:
+    """Whether the kernels were made for x: images in channels last and half precision on a GPU, and nobody watches."""
+    return (
+        isinstance(x, Tensor)
+        and x.ndim == 4
+        and x.dtype in PRECISIONS
+        and has_kernels_for(x)
+        and unwatched()
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and 0 < x.numel() <= MOST * x.shape[1]
+    )
+
+
+def is_pointwise(conv: nn.Module, x: Tensor) -> TypeGuard[nn.Conv2d]:
+    """A 1 x 1 convolution with a bias, of images like x."""
+    return (
+        type(conv) is nn.Conv2d
+        and conv.bias is not None
+        and conv.kernel_size == conv.stride == (1, 1)
+        and conv.padding == (0, 0)
+        and x.dtype == precision(x, conv.weight)
+    )
+
+
+def is_depthwise(conv: nn.Module, x: Tensor, channels: int) -> TypeGuard[nn.Conv2d]:
+    """A 3 x 3 depthwise convolution that gives as many channels as it reads; its stride divides the sides of x."""
+    return (
+        type(conv) is nn.Conv2d
+        and square(conv)
+        and conv.kernel_size == (3, 3)
+        and conv.dilation == (1, 1)
+        and conv.groups == conv.in_channels == conv.out_channels == channels
+        and conv.stride[0] in (1, 2)
+        and all(side % conv.stride[0] == 0 for side in x.shape[2:])
+        and x.dtype == precision(x, conv.weight)
+    )
+
+
+def precision(x: Tensor, weight: Tensor) -> torch.dtype:
+    """The one that a convolution computes in: autocast's, or that of its weight."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+
+
+def plain(norm: nn.BatchNorm2d, x: Tensor) -> bool:
+    """A norm over the batch with its usual parts, not in half precision, and a batch that it does not refuse."""
+    usual = norm.affine and norm.track_running_stats and norm.momentum is not None
+    whole = type(norm) is nn.BatchNorm2d and norm.num_features == x.shape[1]
+    return whole and usual and norm.weight.dtype not in HALF and x.numel() > x.shape[1]
+
+
+class Moments(torch.autograd.Function):
+    """Mean and variance of each channel. PyTorch's own rule reads u once more to have its mean for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        var, mean = torch.var_mean(u.to(dtype), (0, 2, 3), correction=0)
+        ctx.save_for_backward(u, mean)
+        return mean, var
+
+    @staticmethod
+    def backward(ctx: Any, g_mean: Tensor, g_var: Tensor) -> tuple[Tensor, None]:
+        u, mean = ctx.saved_tensors
+        count = u.numel() // u.shape[1]
+        slope = 2 * g_var / count
+        offset = g_mean / count - mean * slope
+        gradient = u.to(mean.dtype) * slope.view(-1, 1, 1) + offset.view(-1, 1, 1)
+        return gradient.to(u.dtype), None
+
+
+def as_affine(norm: nn.BatchNorm2d, u: Tensor) -> tuple[Tensor, Tensor]:
+    """s and t of the norm; in training from the batch, whose statistics its running ones move towards."""
+    mean, var = norm.running_mean, norm.running_var
+    assert mean is not None
+    assert var is not None
+    if norm.training:
+        assert norm.momentum is not None
+        assert norm.num_batches_tracked is not None
+        batch_mean, batch_var = Moments.apply(u, mean.dtype)
+        count, momentum = u.numel() // u.shape[1], norm.momentum
+        with torch.no_grad():
+            norm.num_batches_tracked.add_(1)
+            mean.mul_(1 - momentum).add_(batch_mean.detach(), alpha=momentum)
+            var.mul_(1 - momentum).add_(batch_var.detach(), alpha=momentum * count / (count - 1))
+        mean, var = batch_mean, batch_var
+    rate = torch.rsqrt(var + norm.eps)
+    # Not by way of the scale: Triton 3.6 can't compile a kernel that stores it and goes on with it.
+    return norm.weight * rate, norm.bias - mean * rate * norm.weight
+
+
+class JoinedSequential(nn.Sequential):
+    """Layers one after another; some of them as one operation, where that is the same and faster."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = [layer for layer in self if type(layer) is not nn.Identity or hooked(layer)]
+        while layers:
+            x, done = self.advance(layers, x)
+            layers = layers[done:]
+        return x
+
+    def advance(self, layers: list[nn.Module], x: Tensor) -> tuple[Tensor, int]:
+        """What the first few of the layers make of x, and how many they were."""
+        found = joined(layers, x)
+        return (layers[0](x), 1) if found is None else found

@@ -1,0 +1,84 @@
+"""The flow of a network: which functions its input runs through, in which modules, and who reads what.
+
+Recorded from one forward pass, function by function, so that whatever a `forward` does outside of its modules (an
+addition, a mean) is seen too. An activation in place writes a new version of the tensor that it reads.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from unskip._core.modules import preserved
+
+
+@dataclass(eq=False)
+class Step:
+    """One call of a function that reads something which depends on the input."""
+
+    function: str  # as PyTorch names it: 'conv2d', 'relu', 'add'
+    path: str  # of the innermost module that it runs in
+    module: nn.Module
+    shape: torch.Size  # of its (first) output
+    sources: list["Step | None"]  # that wrote what it reads, one for each tensor; None is the input itself
+    readers: list["Step"] = field(default_factory=list)
+
+    @property
+    def where(self) -> str:
+        """The path; for the network itself, the name of its class."""
+        return self.path or type(self.module).__name__
+
+
+def trace(network: nn.Module, example: Tensor) -> list[Step]:
+    """All steps of a forward pass, in their order."""
+    running: list[tuple[str, nn.Module]] = []
+
+    def enter(path: str) -> Callable[..., None]:
+        return lambda module, args: running.append((path, module))
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        running.pop()
+
+    tracer = _Tracer(running, example)
+    handles = []
+    try:
+        for path, module in network.named_modules():
+            handles += [module.register_forward_pre_hook(enter(path)), module.register_forward_hook(leave)]
+        with preserved(network), torch.no_grad(), tracer:
+            network(example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return tracer.steps
+
+
+class _Tracer(TorchFunctionMode):
+    def __init__(self, running: list[tuple[str, nn.Module]], example: Tensor) -> None:
+        super().__init__()
+        self.running = running
+        self.steps: list[Step] = []
+        self.writer: dict[int, Step | None] = {id(example): None}
+        self.alive: list[Tensor] = [example]  # so that no other tensor gets the id of one that is gone
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        read = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor) and id(x) in self.writer]
+        written = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
+        if read and written and self.running:
+            path, module = self.running[-1]
+            name = getattr(func, "__name__", str(func))
+            step = Step(name, path, module, written[0].shape, [self.writer[id(x)] for x in read])
+            for source in step.sources:
+                if source is not None:
+                    source.readers.append(step)
+            self.steps.append(step)
+            for x in written:
+                self.writer[id(x)] = step
+                self.alive.append(x)
+        return result

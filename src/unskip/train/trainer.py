@@ -1,0 +1,259 @@
+"""The training loop.
+
+Accelerate carries device, mixed precision and distribution. A batch is the same images in the same order however many
+processes share it, and a run that was killed goes on from its checkpoint with the same numbers (`unskip.train.saving`).
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from unskip._core import rng
+from unskip.data.feed import Share, make_feed
+from unskip.data.sets import DataSet, Split
+from unskip.train import machine, saving
+from unskip.train.checkpoint import Resume, RunFolder
+from unskip.train.display import Display
+from unskip.train.metrics import Metrics
+from unskip.train.optim import Rates, make_optimizer
+from unskip.train.penalties import Constraint, Penalty, from_recipe
+from unskip.train.recipe import Recipe
+from unskip.train.step import STATS, compile_network, make_step
+
+
+class Stopped(Exception):  # noqa: N818 - no error
+    """A signal asked the run to stop; it has been saved and can go on."""
+
+
+class Diverged(Exception):  # noqa: N818 - a result
+    """The loss is no number any more. The last checkpoint from before is untouched."""
+
+
+class Training:
+    """One run. Every object that it needs is made once here; the methods below are the loop."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        recipe: Recipe,
+        network: nn.Module,
+        data: DataSet,
+        folder: RunFolder,
+        penalties: Sequence[Penalty] = (),
+        constraints: Sequence[Constraint] = (),
+        silent: bool = False,
+        own: str = "",
+    ) -> None:
+        self.own = own  # the class of a network that the recipe does not name
+        self.accelerator, self.recipe, self.folder, self.main = accelerator, recipe, folder, accelerator.is_main_process
+        self.silent = silent or not self.main
+        dtype = torch.float64 if recipe.precision == "fp64" else torch.float32
+        share = Share(accelerator.process_index, accelerator.num_processes)
+        self.feed = make_feed(data, recipe, device=accelerator.device, dtype=dtype, share=share)
+        self.data = self.feed.data
+        self.fingerprint = self.data.fingerprint()
+        if recipe.settle and not any(isinstance(m, _BatchNorm) for m in network.modules()):
+            raise ValueError(
+                f"recipe: settle={recipe.settle} measures BatchNorm's statistics, and the network has no BatchNorm; "
+                "leave it out."
+            )
+        network = network.to(accelerator.device, dtype)
+        if recipe.channels_last:
+            network = network.to(memory_format=torch.channels_last)
+        if recipe.sync_bn and share.world > 1:
+            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+        more = from_recipe(network, recipe)
+        self.ema = ModelEmaV3(network, decay=recipe.ema, use_warmup=True) if recipe.ema else None
+        compile_network(network, recipe, self.data.image_size)
+        self.network, self.optimizer = accelerator.prepare(network, make_optimizer(network, recipe))
+        penalties, constraints = [*penalties, *more[0]], [*constraints, *more[1]]
+        self.step = make_step(accelerator, self.network, self.optimizer, recipe, penalties, constraints)
+        self.bare = self.step.bare
+        self.rates = Rates(recipe, self.feed.steps)
+        self.total = recipe.epochs * self.feed.steps
+        self.wait = 1 if share.world == 1 else recipe.log_steps  # updates between asking each other about signals
+        # What changes from update to update, besides the objects above
+        self.done = 0  # updates
+        self.sums = [0.0] * len(STATS)  # over the updates of this epoch that have been looked at
+        self.seconds = 0.0  # of all parts of the run
+        self.best = math.inf  # validation error
+        self.stuck = False  # whether the last epoch was no better than guessing
+        self.pending: list[tuple[dict[str, Any], Tensor]] = []  # updates that nobody has looked at
+
+    @property
+    def doctor(self) -> str:
+        """What looks into the network."""
+        return "unskip.diagnose(network, batch)" if self.own else self.recipe.doctor
+
+    def run(self, resume: Resume) -> None:
+        """Trains to the end, from the start or from the checkpoint in the folder."""
+        recipe = self.recipe
+        found = broadcast_object_list([self.folder.open(resume) if self.main else None])[0]
+        rng.set_seed(recipe.seed, self.accelerator.process_index)
+        length = saving.restore(self) if found else 0
+        if self.main and not found:
+            self.folder.write_text("recipe.toml", recipe.to_toml())
+        metrics: AbstractContextManager[Metrics | None] = nullcontext()
+        if self.main:
+            board = self.folder.path / "tensorboard" if recipe.tensorboard else None
+            metrics = Metrics(self.folder.metrics, length, tensorboard=board, step=self.done)
+        display = Display(epochs=recipe.epochs, steps=self.feed.steps, step=self.done, silent=self.silent)
+        with machine.Stop() as self.stop, metrics as self.metrics, display as self.display:
+            for note in self.data.notes:
+                display.say(f"Note: {note}.")
+            if found:
+                display.say(f"Going on after update {self.done:,} of {self.total:,}.")
+            self.clock = time.perf_counter()
+            while self.done < self.total:
+                self.epoch()
+
+    def epoch(self) -> None:
+        """From wherever this epoch stands to its end: updates, validation, checkpoint."""
+        epoch, start = divmod(self.done, self.feed.steps)
+        began = time.perf_counter()
+        self.network.train()
+        for x, y in self.feed.epoch(epoch, start):
+            lr = self.rates.apply(self.optimizer, self.done)
+            stats = self.step(x, y)
+            self.done += 1
+            if self.ema is not None:
+                self.ema.update(self.bare, step=self.done)
+            self.pending.append(({"kind": "step", "step": self.done, "epoch": epoch + 1, "lr": lr}, stats))
+            if self.done % self.recipe.log_steps == 0:
+                self.look()
+            if self.done % self.feed.steps == 0:
+                break  # the end of an epoch is saved after its validation
+            if self.recipe.save_steps and self.done % self.recipe.save_steps == 0:
+                saving.save(self)
+            if self.done % self.wait == 0:
+                self.stop_if_asked()
+        self.look()
+        images = (self.feed.steps - start) * self.recipe.batch
+        self.close_epoch(epoch + 1, images / (time.perf_counter() - began))
+        saving.save(self)
+        if self.done < self.total:
+            self.stop_if_asked()
+
+    def close_epoch(self, epoch: int, images_per_s: float) -> None:
+        """Validates, writes the epoch's line, and says so when the network does not learn."""
+        loss, error, _ = (total / self.feed.steps for total in self.sums)
+        self.sums = [0.0] * len(STATS)
+        row: dict[str, Any] = {"kind": "epoch", "step": self.done, "epoch": epoch, "loss": loss, "error": error}
+        machine.average_norms(self.accelerator, self.bare)
+        if self.data.val is not None:
+            row["val_loss"], row["val_error"] = self.evaluate(self.data.val)
+            if self.recipe.keep == "best" and row["val_error"] < self.best:
+                self.best = row["val_error"]
+                saving.write_weights(self, "best.safetensors")
+        row["images_per_s"] = images_per_s
+        if self.metrics is not None:
+            self.metrics.write([row])
+        self.display.epoch(row)
+        self.stuck = self.is_stuck(loss, error)
+        if (
+            self.stuck
+            and self.done >= 30
+            and epoch == max(self.recipe.epochs // 4, 1 + math.ceil(self.recipe.warmup_epochs))
+        ):
+            self.display.say(
+                f"After epoch {epoch} the loss is still {loss:.3f}, where guessing gives {self.data.chance_loss:.3f}. "
+                f"`{self.doctor}` says what to look at."
+            )
+
+    def look(self) -> None:
+        """Waits for the updates so far, writes them down, and stops a run whose loss is no number any more."""
+        if not self.pending:
+            return
+        rows = [row for row, _ in self.pending]
+        values = torch.stack([stats for _, stats in self.pending])
+        self.pending = []
+        if self.accelerator.num_processes > 1:
+            values = self.accelerator.reduce(values, reduction="mean")
+        for row, stats in zip(rows, values.double().tolist(), strict=True):
+            row.update(zip(STATS, stats, strict=True))
+            self.sums = [a + b for a, b in zip(self.sums, stats, strict=True)]
+        if self.metrics is not None:
+            self.metrics.write(rows)
+        self.display.update(rows[-1], len(rows) * self.recipe.batch)
+        lost = next((row for row in rows if not math.isfinite(row["loss"] + row["penalty"])), None)
+        if lost is not None:
+            raise Diverged(
+                f"train: the loss is {lost['loss']} at update {lost['step']:,} (learning rate {lost['lr']:.4g}). A "
+                "lower lr, more warmup_epochs or clip = 1 may help; "
+                f"`{self.doctor}` says what to look at."
+            )
+
+    def is_stuck(self, loss: float, error: float) -> bool:
+        """Whether training is where guessing is: by the loss where that can be compared, else by the error."""
+        mixed = self.recipe.mixup or self.recipe.cutmix or self.recipe.smoothing
+        if self.recipe.loss == "cross_entropy" and not mixed:
+            return loss > 0.97 * self.data.chance_loss
+        return error > 0.97 * self.data.chance_error
+
+    def stop_if_asked(self) -> None:
+        """Saves and leaves if a process got a signal."""
+        asked = bool(self.stop.asked)
+        if self.accelerator.num_processes > 1:
+            mine = torch.tensor(float(asked), device=self.accelerator.device)
+            asked = self.accelerator.reduce(mine, reduction="sum").item() > 0
+        if asked:
+            saving.save(self)
+            raise Stopped(
+                f"train: stopped by {self.stop.asked or 'a signal'} after update {self.done:,} of {self.total:,} and "
+                f"saved in {self.folder.path}. Go on with --resume auto."
+            )
+
+    @torch.no_grad()
+    def evaluate(self, split: Split) -> tuple[float, float]:
+        """Mean cross-entropy and error in percent, of the averaged weights where the recipe has an EMA."""
+        network = self.network if self.ema is None else self.ema.module
+        network.eval()
+        sums = torch.zeros(3, dtype=torch.float64, device=self.accelerator.device)
+        with self.accelerator.autocast(), self.eager():
+            for x, y, weight in self.feed.evaluation(split):
+                logits = network(x).to(self.feed.dtype)
+                loss = F.cross_entropy(logits, y, reduction="none")
+                wrong = (logits.argmax(1) != y).to(logits.dtype)
+                sums += torch.stack([(loss * weight).sum(), (wrong * weight).sum(), weight.sum()]).double()
+        network.train(self.ema is None)
+        loss_sum, wrong_sum, count = self.accelerator.reduce(sums, reduction="sum").tolist()
+        return loss_sum / count, 100 * wrong_sum / count
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Measures BatchNorm's statistics anew on `recipe.settle` training images, without augmentation, as one batch.
+
+        Each layer's statistics are then those of what it reads in eval mode. A running average over small batches is of
+        other inputs: those of layers that were normalised by the batch, and many layers amplify the difference.
+        """
+        order = torch.randperm(len(self.data.train), generator=torch.Generator().manual_seed(0))
+        network = self.bare if self.ema is None else self.ema.module
+        training = network.training
+        network.eval()  # dropout too, which torch.optim.swa_utils.update_bn would leave on
+        momenta = {norm: norm.momentum for norm in network.modules() if isinstance(norm, _BatchNorm)}
+        for norm in momenta:
+            norm.train()
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean over batches, of which there is one
+        try:
+            with self.accelerator.autocast(), self.eager():
+                for x, _ in self.feed.plain_batches(self.data.train, (order[: self.recipe.settle],)):
+                    network(x)
+        finally:  # one batch may be more than the memory holds, and the network may be the caller's
+            for norm, momentum in momenta.items():
+                norm.momentum = momentum
+            network.train(training)
+
+    def eager(self) -> AbstractContextManager[Any]:
+        """Without torch.compile, for batches of other sizes than those it has seen."""
+        return torch.compiler.set_stance("force_eager") if self.recipe.compile != "no" else nullcontext()

@@ -1,0 +1,280 @@
+"""Networks and batches from words: what each kind gives, and the sentence for each way to get it wrong."""
+
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from tests.doctor import small
+from unskip import create_model
+from unskip.io.load import load_network, note_on_weights, parse_shape, save_network
+from unskip.models.weights import path_of
+from unskip.train import Recipe, load_recipe, run
+
+HERE = "tests.doctor.small"
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "shape", "guessed"),
+    [
+        ("resnet20", "resnet20", (3, 32, 32), False),
+        ("test_resnet", "test_resnet", (3, 160, 160), False),  # timm's
+        ("timm:test_resnet", "test_resnet", (3, 160, 160), False),
+        ("torchvision:squeezenet1_1", "torchvision squeezenet1_1", (3, 224, 224), False),
+        ("torchvision.models:squeezenet1_1", "torchvision.models:squeezenet1_1", (3, 224, 224), True),
+        (f"{HERE}:mlp", f"{HERE}:mlp", (64,), True),
+        (f"{HERE}:convolutional", f"{HERE}:convolutional", (1, 32, 32), True),
+        (f"{HERE}:recurrent", f"{HERE}:recurrent", (32, 5), True),
+        (f"{HERE}:READY", f"{HERE}:READY", (16,), True),
+        (f"{HERE}:Picky", f"{HERE}:Picky", (3, 32, 32), True),
+    ],
+)
+def test_networks_by_name_and_by_factory(word: str, name: str, shape: tuple[int, ...], guessed: bool) -> None:
+    subject = load_network(word)
+    assert isinstance(subject.network, nn.Module)
+    assert (subject.name, subject.input_size, subject.guessed) == (name, shape, guessed)
+
+
+def test_a_method_is_applied_and_the_seed_decides_the_weights() -> None:
+    state = torch.get_rng_state()
+    plain, again, other = (load_network("resnet20", method="plain", seed=s).network for s in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(plain.surgery.replaced) == 9
+    assert torch.equal(plain.conv1.weight, again.conv1.weight)
+    assert not torch.equal(plain.conv1.weight, other.conv1.weight)
+    assert load_network("resnet20", method="plain").name == "resnet20, plain"
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("resnet111", r"there is no network named 'resnet111'\. Did you mean"),
+        ("timm:resnet111", r"there is no network named 'resnet111'\. Did you mean"),
+        ("torchvision:resnet19", r"torchvision has no network 'resnet19'\. Did you mean"),
+        ("no.such.module:net", r"'no.such.module:net' can't be imported: No module named 'no'"),
+        (f"{HERE}:nothing", r"can't be imported: .*has no attribute 'nothing'"),
+        (f"{HERE}:number", r"gave 'int', not an nn.Module"),
+        (f"{HERE}:needs_an_argument", r"failed when it was called without arguments: TypeError: .*width"),
+        (f"{HERE}:lazy", r"does not say what it reads"),
+        (f"{HERE}:words", r"does not say what it reads.*--input-size.*unskip.diagnose"),
+        ("tests/train", r"the folder 'tests/train' holds no checkpoint.pt of a run"),
+        ("runs/nowhere/checkpoint.pt", r"there is no file 'runs/nowhere/checkpoint.pt'"),
+    ],
+)
+def test_wrong_words_get_a_sentence(word: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        load_network(word)
+
+
+def test_shapes_in_words() -> None:
+    assert parse_shape("3x32x32", command="doctor") == parse_shape("3,32,32", command="doctor") == (3, 32, 32)
+    for wrong in ("3x", "x3", "0x3", "-1", "a", ""):
+        with pytest.raises(ValueError, match=r"--input-size .* must be whole numbers"):
+            parse_shape(wrong, command="doctor")
+    assert parse_shape("784", command="doctor") == (784,)
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one epoch with a 20-layer network on digits: one channel, 8 px."""
+    out = tmp_path_factory.mktemp("run") / "digits"
+    run(load_recipe("digits-pnnh-56", network="plain_resnet20", epochs=1, warmup_epochs=0.0), out=out, silent=True)
+    return out
+
+
+def test_the_checkpoint_of_a_run(trained: Path) -> None:
+    by_folder, by_file = (load_network(str(path)) for path in (trained, trained / "checkpoint.pt"))
+    assert by_folder.input_size == by_file.input_size == (1, 8, 8)
+    assert by_folder.name == "plain_resnet20 of digits"
+    assert by_folder.trained
+    assert by_file.trained
+    saved = load_file(trained / "weights.safetensors")
+    assert all(torch.equal(value, saved[key]) for key, value in by_file.network.state_dict().items())
+
+
+def test_a_run_knows_the_size_of_its_images(tmp_path: Path) -> None:
+    """Of a data set whose name does not tell, and the averaged weights, which are the ones that were tested."""
+    generator = np.random.default_rng(0)
+    x, y = generator.random((96, 12, 12), np.float32), np.arange(96) % 3
+    np.savez(tmp_path / "set.npz", x_train=x[:64], y_train=y[:64], x_test=x[64:], y_test=y[64:])
+    changes = {
+        "network": "plain_resnet20",
+        "dataset": "npz",
+        "epochs": 1,
+        "warmup_epochs": 0.0,
+        "batch": 16,
+        "ema": 0.5,
+    }
+    out = tmp_path / "run"
+    run(load_recipe("digits-pnnh-56", **changes), data_dir=tmp_path / "set.npz", out=out, silent=True)
+    subject, tested = (load_network(str(out), tested=tested) for tested in (False, True))
+    assert subject.input_size == (1, 12, 12)
+    assert not subject.guessed
+    (out / "weights.safetensors").rename(tmp_path / "weights.safetensors")
+    averaged = load_network(str(out), tested=True)
+    saved = load_file(tmp_path / "weights.safetensors")
+    for loaded in (tested, averaged):
+        assert torch.equal(loaded.network.fc.weight, saved["fc.weight"])
+    assert not torch.equal(subject.network.fc.weight, saved["fc.weight"])
+
+
+def test_a_run_of_a_network_of_ones_own_says_so(tmp_path: Path) -> None:
+    """The recipe names another network, which did not run."""
+    out = tmp_path / "mine"
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    run(Recipe(epochs=1, warmup_epochs=0), network=network, out=out, silent=True)
+    with pytest.raises(ValueError, match=r"a network of your own, Sequential, .* load .*weights\.safetensors into it"):
+        load_network(str(out), command="export")
+
+
+def test_weights_for_a_named_network(tmp_path: Path) -> None:
+    network = small.mlp()
+    state = network.state_dict()
+    files = [tmp_path / name for name in ("a.pt", "b.safetensors", "c.pth", "d.pt")]
+    torch.save(state, files[0])
+    save_file(state, files[1])
+    torch.save({"epoch": 3, "state_dict": {f"module.{k}": v for k, v in state.items()}}, files[2])
+    torch.save({"model": {f"_orig_mod.module.{k}": v for k, v in state.items()}}, files[3])
+    for file in files:
+        loaded = load_network(f"{HERE}:mlp", weights=file).network.state_dict()
+        assert all(torch.equal(loaded[key], state[key]) for key in state)
+
+
+def test_whether_weights_are_trained(tmp_path: Path) -> None:
+    """A method that keeps the weights keeps them trained; one that begins anew does not."""
+    fresh = load_network("resnet20")
+    torch.save(fresh.network.state_dict(), tmp_path / "weights.pt")
+    assert not fresh.trained
+    assert load_network("resnet20", weights=tmp_path / "weights.pt").trained
+    assert load_network("pnnh_resnet20_wide", pretrained=True).trained
+    file = tmp_path / "kept.safetensors"
+    save_network(file, fresh, proof="", force=False, command="plainify")
+    assert load_network(str(file)).trained
+    assert load_network(str(file), method="plain").trained
+    assert not load_network(str(file), method="pnnh").trained
+
+
+class Runs:
+    """What a hostile pickle does when it is loaded."""
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, ("was-run",)
+
+
+def test_files_that_are_not_what_they_claim(tmp_path: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save(small.mlp(), tmp_path / "module.pt")
+    torch.save({"weights": Runs()}, tmp_path / "hostile.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "other.pt")
+    (tmp_path / "text.pt").write_text("hello")
+    (tmp_path / "text.safetensors").write_text("hello")
+    (tmp_path / "empty.safetensors").touch()
+    with zipfile.ZipFile(tmp_path / "zip.safetensors", "w") as archive:
+        archive.writestr("a", "b")
+    whole = (trained / "checkpoint.pt").read_bytes()
+    (tmp_path / "half.pt").write_bytes(whole[: len(whole) // 2])
+    for name, sentence in {
+        "module.pt": r"module.pt is no checkpoint of unskip, or damaged",
+        "hostile.pt": r"hostile.pt is no checkpoint of unskip, or damaged: it holds more than .* code, and is not run",
+        "list.pt": r"list.pt holds no state dict",
+        "other.pt": r"other.pt does not fit 'tests.doctor.small:mlp'",
+        "text.pt": r"text.pt is damaged, or no checkpoint at all",
+        "text.safetensors": r"text.safetensors can't be read as safetensors",
+        "empty.safetensors": r"empty.safetensors can't be read as safetensors",
+        "zip.safetensors": r"zip.safetensors can't be read as safetensors",
+        "half.pt": r"half.pt is damaged",
+        "missing.pt": r"missing.pt can't be read",
+    }.items():
+        with pytest.raises(ValueError, match=f"^doctor: .*{sentence}"):
+            load_network(f"{HERE}:mlp", weights=tmp_path / name)
+        if name != "missing.pt":
+            with pytest.raises(ValueError, match=r"^doctor: .*give the file with --weights\.") as refused:
+                load_network(str(tmp_path / name))
+            assert "weights_only" not in str(refused.value)  # how to run the code in it
+            assert ("can't be read as safetensors" in str(refused.value)) == name.endswith(".safetensors")
+    assert not (tmp_path / "was-run").exists()
+
+
+# ---------------------------------------------------------------- weights of the package
+
+TRAINED = "pnnh_resnet20_wide"
+
+
+def test_trained_weights_by_name_and_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file says of which network it is, wherever it lies and whatever it is called."""
+    copy = tmp_path / "renamed.safetensors"
+    copy.write_bytes(path_of(TRAINED).read_bytes())
+    wanted = create_model(TRAINED, pretrained=True).state_dict()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / TRAINED).write_text("a file that is called like the network")
+    for subject in (load_network(f"timm:{TRAINED}", pretrained=True), load_network("renamed.safetensors")):
+        assert (subject.name, subject.input_size, subject.guessed) == (TRAINED, (3, 32, 32), False)
+        found = subject.network.state_dict()
+        assert all(torch.equal(found[key], value) for key, value in wanted.items())
+        assert all(value.dtype != torch.float16 for value in found.values())
+
+
+def test_weights_of_what_nobody_knows_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "other.safetensors"
+    for network, sentence in {
+        "os:abort": "has weights of 'os:abort', which is no name of `unskip models`",
+        "resnet20": "other.safetensors does not fit 'resnet20'",
+    }.items():
+        with safe_open(path_of(TRAINED), framework="pt") as shipped:
+            about = {**json.loads(shipped.metadata()["unskip"]), "network": network}
+        save_file(load_file(path_of(TRAINED)), file, metadata={"unskip": json.dumps(about)})
+        with pytest.raises(ValueError, match=sentence):
+            load_network(str(file))
+
+
+def test_pretrained_where_there_is_nothing_to_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for word, sentence in {
+        "pnnh_resnet20": r"'pnnh_resnet20' has no pretrained weights .* these have: .*pnnh_resnet20_wide",
+        "resnet111": r"there is no network named 'resnet111'",
+        "torchvision:resnet18": r"nobody knows trained weights for 'torchvision:resnet18' .*--weights FILE",
+        f"{HERE}:mlp": r"nobody knows trained weights for 'tests.doctor.small:mlp' \(--pretrained\)",
+        str(path_of(TRAINED)): r"has its own weights; leave --pretrained out",
+    }.items():
+        with pytest.raises(ValueError, match=sentence):
+            load_network(word, pretrained=True, command="export")
+    with pytest.raises(
+        ValueError, match=r"^export: --pretrained and --weights .*a.pt both say which weights; leave one"
+    ):
+        load_network(TRAINED, pretrained=True, weights=tmp_path / "a.pt", command="export")
+
+    def offline(*_: object, **__: object) -> nn.Module:
+        raise ConnectionError("no way\nout.")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(
+        ValueError, match=r"timm's weights for 'test_resnet' .*: ConnectionError: no way out\. Give a fi"
+    ):
+        load_network("test_resnet", pretrained=True)
+
+
+def test_random_weights_are_not_taken_silently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = f"Note: random weights (seed 3); {TRAINED} has trained ones: --pretrained."
+    for word in (TRAINED, f"timm:{TRAINED}"):
+        assert note_on_weights(word, weights=None, pretrained=False, seed=3) == said
+    assert "test_resnet has trained ones" in note_on_weights("test_resnet", weights=None, pretrained=False, seed=0)
+    for word in ("pnnh_resnet20", "resnet20", "torchvision:resnet18", str(path_of(TRAINED)), "nothing"):
+        assert not note_on_weights(word, weights=None, pretrained=False, seed=0)
+    assert not note_on_weights(TRAINED, weights=Path("a.pt"), pretrained=False, seed=0)
+    assert not note_on_weights(TRAINED, weights=None, pretrained=True, seed=0)
+    (tmp_path / TRAINED).mkdir()
+    assert note_on_weights(TRAINED, weights=None, pretrained=False, seed=3) == said, "a folder without a checkpoint"
+    (tmp_path / TRAINED / "checkpoint.pt").touch()
+    assert not note_on_weights(TRAINED, weights=None, pretrained=False, seed=3), "the run in the folder is taken"
