@@ -164,7 +164,7 @@ def check_blocks(channels: int, hidden: int, side: int, options: dict[str, Any],
             distances(through(copy.deepcopy(blocks), x.float(), g.float(), run), exact) for run in (kernels_only, plain)
         )
     with torch.autocast(DEVICE, torch.bfloat16):
-        chosen = all(fused.suited(block, x) is not None for block in blocks)
+        chosen = all(fused.supports(block, x) is not None for block in blocks)
         ours = distances(through(copy.deepcopy(blocks), x, g, lambda block, x: block(x)), exact)
         theirs = distances(through(copy.deepcopy(blocks), x, g, plain), exact)
     worst = max(ours, key=lambda n: ours[n] / max(theirs[n], 1e-3))
@@ -184,7 +184,7 @@ def check_network(name: str, batch: int) -> dict[str, Any]:
     found = []
     for way in ("kernels", "definition", "float32"):
         own = copy.deepcopy(network)
-        patch = mock.patch.object(fused, "suited", fused.suited if way == "kernels" else lambda block, x: None)
+        patch = mock.patch.object(fused, "suited", fused.supports if way == "kernels" else lambda block, x: None)
         with patch, torch.autocast("cuda", torch.bfloat16, enabled=way != "float32"):
             loss = nn.functional.cross_entropy(own(x), y)
         loss.backward()

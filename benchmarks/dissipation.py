@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import unskip
-from unskip.measures import near_far, record_outputs
+from unskip.measures import noise_to_signal, record_outputs
 from unskip.models.cifar import cifar_resnet
 
 IMAGES = 32
@@ -61,12 +61,14 @@ def main() -> None:
                 x = torch.randn(IMAGES, 3, 32, 32) if images is None else images
                 noisy = x + 0.01 * x.std() * torch.randn_like(x)
                 features = record_outputs(network, ["layer3.17"], torch.cat([x, noisy]))["layer3.17"]
-                ratio = round(near_far(*features.chunk(2)), 3)
+                ratio = round(noise_to_signal(*features.chunk(2)), 3)
                 results.setdefault(name, {}).setdefault(label, []).append(ratio)
         print(name, results[name], flush=True)
     arguments.out.mkdir(parents=True, exist_ok=True)
     about = {"torch": torch.__version__, "python": platform.python_version(), "images": IMAGES, "noise": 0.01}
-    (arguments.out / "near_far.json").write_text(json.dumps({"about": about, "near_far": results}, indent=1))
+    (arguments.out / "noise_to_signal.json").write_text(
+        json.dumps({"about": about, "noise_to_signal": results}, indent=1)
+    )
 
 
 if __name__ == "__main__":

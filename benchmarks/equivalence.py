@@ -3,7 +3,7 @@
     python benchmarks/equivalence.py OUT [--steps 50] [--batch 16] [--depths 20 32 44]
 
 Same batches of scikit-learn's digits, SGD at 0.01 with momentum 0.9 and weight decay 1e-4: measured from the identity
-in the plain network (the equivalent training of papers/noise-stability.md, 4.1) and, to see that it matters, from 0.
+in the plain network (the equivalent training of Yu and Tomasi 2019, 4.1) and, to see that it matters, from 0.
 """
 
 import argparse

@@ -17,7 +17,7 @@ import timm
 import torch
 
 from unskip.methods import method_names
-from unskip.train import Diverged, load_recipe, run
+from unskip.train import TrainingDiverged, load_recipe, run
 
 RECIPE = "digits-pnnh-56"
 NETWORK = "resnet56"
@@ -35,7 +35,7 @@ def measure(method: str, changes: dict[str, Any], rate: float, seed: int) -> dic
     with tempfile.TemporaryDirectory() as folder:
         try:
             result = run(recipe, out=Path(folder) / "run", silent=True)
-        except Diverged as reason:
+        except TrainingDiverged as reason:
             return {"test_error": None, "diverged": str(reason)}
     return {
         "test_error": result.test_error,

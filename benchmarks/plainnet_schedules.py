@@ -1,4 +1,4 @@
-"""How the learning rate may fall in papers/plainnet.md, Table II: the proposed row by several schedules, side by side.
+"""How the learning rate may fall in Oyedotun et al. 2020, Table II: the proposed row by several schedules.
 
     python benchmarks/plainnet_schedules.py usps.npz OUT.jsonl                              # 200 s on one H200
     python benchmarks/plainnet_schedules.py usps.npz OUT.jsonl --kinds warmup --final 3     # 500 s, GPU shared

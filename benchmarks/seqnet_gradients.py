@@ -1,4 +1,4 @@
-"""Gradients at initialisation of 50-layer networks, first block over last (papers/seqnet.md, Figure 4, left).
+"""Gradients at initialisation of 50-layer networks, first block over last (Hu, Figure 4, left).
 
     python benchmarks/seqnet_gradients.py --out benchmarks/records/2026-11-15_seqnet-gradients_cpu [--npz images.npz]
 

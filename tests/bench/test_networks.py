@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from unskip.bench.networks import AS_TRAINED, FUSED, Contender, common_input, forms, load
+from unskip.bench.networks import AS_TRAINED, FUSED, Candidate, common_input, forms, load
 from unskip.kernels.depthwise import JoinedSequential
 from unskip.kernels.stem import PooledStem, StemConv2d, StemPool
 
 
-def contender(name: str, network: nn.Module, size: tuple[int, ...] = (3, 32, 32)) -> Contender:
-    return Contender(name=name, network=network, input_size=size)
+def contender(name: str, network: nn.Module, size: tuple[int, ...] = (3, 32, 32)) -> Candidate:
+    return Candidate(name=name, network=network, input_size=size)
 
 
 def test_options_in_a_word_reach_the_builder() -> None:
@@ -87,7 +87,7 @@ def test_weights_of_different_precisions_are_refused() -> None:
         common_input(both, 0)
 
 
-def trained(name: str) -> Contender:
+def trained(name: str) -> Candidate:
     """With norms that do something, so that leaving one out would be seen."""
     found = load(name)
     for module in found.network.modules():

@@ -48,7 +48,7 @@ def python(*words: str, ahead: Path | None = None, **environment: str) -> subpro
         ("--help", 0, "Very deep networks without skip connections"),
         ("bench --help", 0, "Ratios are to the first"),
         ("train digits-pnnh-56 --help", 0, "The folder of the run"),
-        ("reproduce --help", 0, "papers/seqnet.md, Figure 6"),
+        ("reproduce --help", 0, "Hu, Figure 6"),
         ("trian", 2, "No such command 'trian'"),
         ("bench --bogus", 2, "--bogus"),
         ("reproduce pnnh-tabel4", 2, "pnnh-table4"),

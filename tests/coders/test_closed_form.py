@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from unskip.coders import CheapCoder, Coder, CoderSpec, closed_of, make_coder
+from unskip.coders import ClosedFormCoder, Coder, CoderSpec, closed_of, make_coder
 
 
 def closed_form(coder: Coder) -> object:
@@ -26,7 +26,7 @@ def test_a_cheap_coder_is_the_coder(pretext: str, channels: int, code: int, line
 @pytest.mark.parametrize("code", [6, 2])  # groups that are summed slice by slice, and others
 def test_a_traced_cheap_coder_keeps_to_the_memory_layout_it_is_given(code: int) -> None:
     spec = CoderSpec(channels=12, code=code, pretext="group_average", act="ReLU()")
-    cheap = CheapCoder(closed_form(make_coder(spec, nn.ReLU())))  # type: ignore[arg-type]
+    cheap = ClosedFormCoder(closed_form(make_coder(spec, nn.ReLU())))  # type: ignore[arg-type]
     traced = torch.fx.symbolic_trace(cheap)
     x = torch.randn(3, 12, 5, 4)
     for layout in (torch.contiguous_format, torch.channels_last):

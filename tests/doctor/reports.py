@@ -39,7 +39,7 @@ def report(
     broken = [[0.0, math.inf, math.nan, -math.inf][i] if i < 4 else 10.0 ** (i % 60 - 8) for i in range(n)]
     even = names[::2]
     found = [
-        series("near_far", rising),
+        series("noise_to_signal", rising),
         series("gradient_norm", broken, log=True),
         series("odd_measure", [0.3 + 0.01 * i for i in range(len(even))], even, errors=tuple([0.05] * len(even))),
         series("nothing", [math.nan] * n),

@@ -11,15 +11,15 @@ from torch import nn
 from tests.io.test_load import HERE
 from tests.measures.networks import same, snapshot
 from unskip.doctor.batches import load_batch
-from unskip.io.load import Subject, load_network
+from unskip.io.load import LoadedModel, load_network
 
 
-def subject(*shape: int) -> Subject:
+def subject(*shape: int) -> LoadedModel:
     class Classes(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.flatten(1)[:, :10]
 
-    return Subject(name="net", network=Classes(), input_size=shape)
+    return LoadedModel(name="net", network=Classes(), input_size=shape)
 
 
 def test_digits_for_what_reads_images_and_noise_for_the_rest() -> None:
@@ -95,7 +95,7 @@ def test_trying_a_network_out_leaves_it_as_it_was() -> None:
     network = nn.Sequential(nn.BatchNorm1d(64), nn.Dropout(), nn.Linear(64, 10))
     network[1].eval()
     before = {key: value.clone() for key, value in network.state_dict().items()}
-    load_batch(Subject(name="net", network=network, input_size=(64,)))
+    load_batch(LoadedModel(name="net", network=network, input_size=(64,)))
     assert [module.training for module in network] == [True, False, True]
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
 
@@ -119,7 +119,7 @@ def test_lazy_layers_take_their_shape_from_the_batch() -> None:
 @pytest.mark.parametrize("precision", [torch.float64, torch.bfloat16])
 def test_a_network_gets_numbers_of_its_own_precision(precision: torch.dtype) -> None:
     network = nn.Linear(64, 10).to(precision)
-    assert load_batch(Subject(name="net", network=network, input_size=(64,))).images.dtype == precision
+    assert load_batch(LoadedModel(name="net", network=network, input_size=(64,))).images.dtype == precision
 
 
 def test_nothing_is_compiled_or_changed_by_a_try() -> None:
@@ -129,5 +129,5 @@ def test_nothing_is_compiled_or_changed_by_a_try() -> None:
     network = nn.Sequential(nn.Linear(64, 10), nn.BatchNorm1d(10, track_running_stats=True), nn.Dropout())
     network[2].eval()
     before = snapshot(network)
-    load_batch(Subject(name="net", network=torch.compile(network, backend=refuse), input_size=(64,)))  # type: ignore[arg-type]
+    load_batch(LoadedModel(name="net", network=torch.compile(network, backend=refuse), input_size=(64,)))  # type: ignore[arg-type]
     assert same(before, snapshot(network))

@@ -41,13 +41,13 @@ def test_each_plot_has_its_marks(two: Visit) -> None:
         marks = two.marks(plot, network)
         return sum(m["fill"] == color and m["width"] <= width and m["height"] <= width for m in marks)
 
-    assert count("near_far", 0, "var(--a)", 6) == 12
-    assert count("near_far", 1, "var(--b)", 6) == 24
+    assert count("noise_to_signal", 0, "var(--a)", 6) == 12
+    assert count("noise_to_signal", 1, "var(--b)", 6) == 24
     # Of 12 layers one is NaN and three can't stand on a logarithmic axis: those are triangles at its edges.
     assert count("gradient_norm", 0, "var(--a)", 6) == 8
     triangles = [m for m in two.marks("gradient_norm") if m["stroke"] == "var(--a)" and m["fill"] == "var(--card)"]
     assert len(triangles) == 3
-    lines = [m for m in two.marks("near_far") if m["stroke"] == "var(--a)" and m["width"] > 100]
+    lines = [m for m in two.marks("noise_to_signal") if m["stroke"] == "var(--a)" and m["width"] > 100]
     assert len(lines) == 1
     bars = two.page.evaluate(
         "document.querySelector('.plot[data-plot=odd_measure]').querySelectorAll('[stroke-opacity=\"0.45\"]').length"
@@ -60,7 +60,7 @@ def test_two_networks_share_a_scale(two: Visit) -> None:
 
     def heights(network: int) -> list[float]:
         color = ("var(--a)", "var(--b)")[network]
-        marks = [m for m in two.marks("near_far", network) if m["fill"] == color and m["width"] <= 6]
+        marks = [m for m in two.marks("noise_to_signal", network) if m["fill"] == color and m["width"] <= 6]
         return [m["y"] for m in sorted(marks, key=lambda m: m["x"])]
 
     one, other = heights(0), heights(1)
@@ -88,8 +88,8 @@ def test_the_layer_picked_is_the_layer_shown(two: Visit) -> None:
     assert set(two.shown()) == {"layer9.conv", "blocks.19.mlp"}
     value = page.locator(".now").first.inner_text()
     assert value == "layer9.conv: 38.4"  # 1.5^9
-    assert picked_x(two, "near_far", 0) == pytest.approx(point_x(two, "near_far", 0, 9), abs=1)
-    assert picked_x(two, "near_far", 1) == pytest.approx(point_x(two, "near_far", 1, 19), abs=1)
+    assert picked_x(two, "noise_to_signal", 0) == pytest.approx(point_x(two, "noise_to_signal", 0, 9), abs=1)
+    assert picked_x(two, "noise_to_signal", 1) == pytest.approx(point_x(two, "noise_to_signal", 1, 19), abs=1)
     assert page.get_by_label("Position in first").get_attribute("aria-valuetext") == "layer9.conv"
     page.locator("button.where").click()
     two.wait_for("layer5.conv")
@@ -113,11 +113,11 @@ def test_arrow_keys_move_through_all_plots(two: Visit) -> None:
 
 def test_a_click_picks_the_layer_and_a_hover_names_it(two: Visit) -> None:
     page = two.page
-    place = page.locator(".plot[data-plot=near_far][data-network='0']")
-    x = point_x(two, "near_far", 0, 3)
+    place = page.locator(".plot[data-plot=noise_to_signal][data-network='0']")
+    x = point_x(two, "noise_to_signal", 0, 3)
     place.click(position={"x": x, "y": 100})
     two.wait_for("layer3.conv")
-    place.hover(position={"x": point_x(two, "near_far", 0, 8), "y": 90})
+    place.hover(position={"x": point_x(two, "noise_to_signal", 0, 8), "y": 90})
     tip = page.locator(".tip:visible")
     tip.wait_for()
     assert tip.locator("b").inner_text() == "layer8.conv"
@@ -152,7 +152,7 @@ def test_a_kind_of_layers_can_be_hidden(browser: Any, tmp_path: Path) -> None:
     visit = Visit(browser, tmp_path / "one.html")
 
     def points() -> int:
-        return sum(m["fill"] == "var(--a)" and m["width"] <= 6 for m in visit.marks("near_far"))
+        return sum(m["fill"] == "var(--a)" and m["width"] <= 6 for m in visit.marks("noise_to_signal"))
 
     assert points() == 12
     visit.page.get_by_role("checkbox", name="norm").uncheck()
@@ -170,7 +170,7 @@ def test_no_line_joins_layers_that_lie_far_apart(browser: Any, tmp_path: Path, l
     layers = tuple(replace(layer, kind=kinds.get(i, "conv")) for i, layer in enumerate(one.measured.layers))
     replace(one, measured=replace(one.measured, layers=layers)).to_html(tmp_path / "one.html")
     visit = Visit(browser, tmp_path / "one.html")
-    drawn = [m for m in visit.marks("near_far") if m["stroke"] == "var(--a)" and m["width"] > 100]
+    drawn = [m for m in visit.marks("noise_to_signal") if m["stroke"] == "var(--a)" and m["width"] > 100]
     assert len(drawn) == lines
     assert visit.complaints == []
 

@@ -113,7 +113,7 @@ def test_a_page_stays_below_its_limit(layers: int) -> None:
     many = tuple(f"a.rather.long.path.to.a.layer.{i}.conv" for i in range(layers))
     big = report(names=many)
     for i in range(20):
-        more = replace(big.measured.series["near_far"], name=f"more_{i}")
+        more = replace(big.measured.series["noise_to_signal"], name=f"more_{i}")
         big.measured.series[more.name] = more
     text = page.render([big, big])
     assert len(text.encode()) <= page.LIMIT == 1_500_000
@@ -121,7 +121,7 @@ def test_a_page_stays_below_its_limit(layers: int) -> None:
     step = math.ceil(layers / len(shown["layers"]))
     assert [layer["name"] for layer in shown["layers"]] == list(many[::step])
     assert (f"one layer of {step}," in text) == (step > 1) == (layers > 1000)
-    assert shown["series"]["near_far"]["x"] == list(range(len(shown["layers"])))
+    assert shown["series"]["noise_to_signal"]["x"] == list(range(len(shown["layers"])))
 
 
 def test_a_file_that_can_not_be_written_is_said_and_nothing_is_left(tmp_path: Path) -> None:

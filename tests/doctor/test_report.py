@@ -109,7 +109,7 @@ def test_the_verdict_in_a_terminal() -> None:
 
 def test_a_sparkline_is_as_long_as_it_has_room_and_values() -> None:
     series = report().measured.series
-    assert len(sparkline(series["near_far"], width=5)) == 5
+    assert len(sparkline(series["noise_to_signal"], width=5)) == 5
     assert len(sparkline(series["odd_measure"])) == 6
     assert sparkline(series["nothing"]) == ""
     bars = sparkline(series["gradient_norm"])  # zero at the foot, infinity at the top, nothing for NaN

@@ -270,7 +270,7 @@ def test_severity_is_0_at_the_limit_and_1_where_the_slack_ends(limit: Limit) -> 
 def test_near_the_limit_a_verdict_is_doubtful_and_names_the_reason() -> None:
     torch.manual_seed(3)
     measured = measure(cifar_resnet(20, in_chans=1), *digits(), families=FAMILIES)
-    verdict = judge(dataclasses.replace(measured, numbers=measured.numbers | {"input_loss": NEAR_FAR.at}))
+    verdict = judge(dataclasses.replace(measured, numbers=measured.numbers | {"input_dissipation": NEAR_FAR.at}))
     assert (verdict.fate, verdict.mechanism) == ("doubtful", "dissipating")
     assert verdict.confidence == pytest.approx(0.5)
 

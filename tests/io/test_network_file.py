@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import unskip
-from unskip.io.load import Subject, load_network, save_network
+from unskip.io.load import LoadedModel, load_network, save_network
 from unskip.io.shipping import Source, fold_to_file
 from unskip.train import load_recipe, run
 
@@ -100,10 +100,10 @@ def test_a_network_that_can_not_be_built_again_is_not_written(trained: Path, tmp
     subject, out = load_network(str(trained)), tmp_path / "net.safetensors"
     subject.network.eval()
     out.write_text("old")
-    wrong = Subject(**{**vars(subject), "steps": ({"fold": "dense"},)})
+    wrong = LoadedModel(**{**vars(subject), "steps": ({"fold": "dense"},)})
     with pytest.raises(ValueError, match=r"don't fit what it says they are of"):
         save_network(out, wrong, proof="", force=True, command="fold")
-    own = Subject(**{**vars(subject), "origin": {"word": "mine:net", "seed": 0}})
+    own = LoadedModel(**{**vars(subject), "origin": {"word": "mine:net", "seed": 0}})
     with pytest.raises(ValueError, match=r"'mine:net' is code of your own, which a file may not name"):
         save_network(out, own, proof="", force=True, command="fold")
     assert out.read_text() == "old"

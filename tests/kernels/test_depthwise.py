@@ -561,8 +561,8 @@ def test_by_the_interpreter(todo: list[str]) -> None:
 def test_never_on_a_cpu() -> None:
     network = learner(LeanInverted).eval()
     x = images(2, 12, 8, 6, dtype=torch.bfloat16)
-    assert not depthwise.suited(x)
-    assert not depthwise.suited(torch.fx.Proxy(torch.fx.Node(torch.fx.Graph(), "x", "placeholder", "x", (), {})))
+    assert not depthwise.supports(x)
+    assert not depthwise.supports(torch.fx.Proxy(torch.fx.Node(torch.fx.Graph(), "x", "placeholder", "x", (), {})))
     assert joined(list(network)[1:], x) is None
 
 
@@ -571,21 +571,21 @@ def test_never_on_a_gpu_that_is_not_there() -> None:
     """Networks are sized for one by tensors that have no numbers."""
     with FakeTensorMode():
         x = torch.empty(2, 12, 8, 6, dtype=torch.bfloat16, device="cuda")
-        assert not depthwise.suited(x.contiguous(memory_format=torch.channels_last))
+        assert not depthwise.supports(x.contiguous(memory_format=torch.channels_last))
 
 
 def test_other_precisions_and_batches_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(depthwise, "has_kernels_for", lambda x: True)
-    assert depthwise.suited(images(2, 4, 4, 4, dtype=torch.bfloat16))
-    assert depthwise.suited(images(2, 4, 4, 4, dtype=torch.float16))
-    assert not depthwise.suited(images(2, 4, 4, 4, dtype=torch.float32))
+    assert depthwise.supports(images(2, 4, 4, 4, dtype=torch.bfloat16))
+    assert depthwise.supports(images(2, 4, 4, 4, dtype=torch.float16))
+    assert not depthwise.supports(images(2, 4, 4, 4, dtype=torch.float32))
 
     def empty(batch: int) -> Tensor:
         shape = (batch, 2, 128, 64)
         return torch.empty(shape, dtype=torch.float16, device="meta").contiguous(memory_format=torch.channels_last)
 
-    assert depthwise.suited(empty(2**17))
-    assert not depthwise.suited(empty(2**17 + 1))
+    assert depthwise.supports(empty(2**17))
+    assert not depthwise.supports(empty(2**17 + 1))
 
 
 def test_frozen_norms_of_a_lean_learner() -> None:

@@ -1,4 +1,4 @@
-"""Cushions against torch.func's Jacobians and by hand (papers/noise-stability.md, section 5)."""
+"""Cushions against torch.func's Jacobians and by hand (Yu and Tomasi 2019, section 5)."""
 
 import math
 

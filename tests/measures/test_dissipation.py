@@ -1,4 +1,4 @@
-"""Information survives depth, or does not (papers/pnnh.md, section 3): near/far at initialisation."""
+"""Information survives depth, or does not (Zhang et al. 2024, section 3): near/far at initialisation."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import unskip
-from unskip.measures import near_far, record_outputs
+from unskip.measures import noise_to_signal, record_outputs
 
 IMAGES = 32
 
@@ -42,7 +42,7 @@ def ratio(network: nn.Module, images: Tensor) -> float:
     noisy = images + 0.01 * images.std() * torch.randn_like(images)
     last = f"layer3.{len(network.layer3) - 1}"
     features = record_outputs(network.train(), [last], torch.cat([images, noisy]))[last]
-    return near_far(*features.chunk(2))
+    return noise_to_signal(*features.chunk(2))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -66,17 +66,17 @@ def test_near_far_by_hand() -> None:
     clean = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 10.0]])
     noisy = clean + torch.tensor([[0.0, 1.0], [2.0, 0.0], [0.0, 4.0]])
     # distances between images: 5, 10, sqrt(9 + 36); to the copies: 1, 2, 4
-    assert near_far(clean, noisy) == pytest.approx(2 / 45**0.5)
+    assert noise_to_signal(clean, noisy) == pytest.approx(2 / 45**0.5)
 
 
 def test_images_that_have_become_one_are_lost() -> None:
-    assert near_far(torch.ones(3, 4), torch.ones(3, 4)) == 1.0
+    assert noise_to_signal(torch.ones(3, 4), torch.ones(3, 4)) == 1.0
 
 
 @pytest.mark.parametrize("shapes", [((1, 4), (1, 4)), ((3, 4), (3, 5))])
 def test_near_far_refuses_what_it_can_not_compare(shapes: tuple) -> None:
     with pytest.raises(ValueError, match="same shape and at least two images"):
-        near_far(*(torch.zeros(shape) for shape in shapes))
+        noise_to_signal(*(torch.zeros(shape) for shape in shapes))
 
 
 def test_recording_leaves_no_trace() -> None:

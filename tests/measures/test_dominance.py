@@ -1,4 +1,4 @@
-"""Dominant gradient flow against full Jacobians and the simulation of papers/noise-stability.md, D.4.1."""
+"""Dominant gradient flow against full Jacobians and the simulation of Yu and Tomasi 2019, D.4.1."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Gradient norms against torch's own backward pass, and growth rates against the theory of papers/seqnet.md."""
+"""Gradient norms against torch's own backward pass, and growth rates against the theory of Hu."""
 
 import math
 
@@ -51,7 +51,7 @@ def test_growth_is_numpys_straight_line() -> None:
 
 @pytest.mark.parametrize("act", [nn.ReLU, nn.Tanh])
 def test_gradients_grow_as_theory_says(act: type[nn.Module]) -> None:
-    """½ ln r(σ) a layer with BatchNorm (papers/seqnet.md, section 3.1), and R_b / R_f of the activation is r(σ)."""
+    """½ ln r(σ) a layer with BatchNorm (Hu, section 3.1), and R_b / R_f of the activation is r(σ)."""
     rates, ratios = [], []
     for seed in range(4):
         torch.manual_seed(seed)

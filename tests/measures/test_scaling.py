@@ -1,4 +1,4 @@
-"""Scaling ratios against the theory of papers/seqnet.md and against autograd."""
+"""Scaling ratios against the theory of Hu and against autograd."""
 
 import math
 

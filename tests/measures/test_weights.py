@@ -1,4 +1,4 @@
-"""Weight statistics (papers/noise-stability.md, Table 3)."""
+"""Weight statistics (Yu and Tomasi 2019, Table 3)."""
 
 import pytest
 import torch

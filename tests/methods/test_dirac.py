@@ -97,7 +97,7 @@ def test_it_starts_near_the_identity_and_all_of_it_is_trained() -> None:
 
 @pytest.mark.parametrize(("name", "digits"), [("dirac_resnet34", 1), ("dirac_wrn28_5", 1)])
 def test_parameters_as_printed(name: str, digits: int) -> None:
-    """papers/pnnh.md, Tables 1 and 2: DiracNet-34 21.6 M, DiracNet-28-5 9.1 M."""
+    """Zhang et al. 2024, Tables 1 and 2: DiracNet-34 21.6 M, DiracNet-28-5 9.1 M."""
     assert round(about(name).trained / 1e6, digits) == ENTRIES[name].paper_params
 
 

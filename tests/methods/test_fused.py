@@ -163,9 +163,9 @@ def test_never_on_a_cpu() -> None:
     block = make_block(16, 8, {})
     x = images(2, 16, 8, 8).bfloat16()
     assert fused.layers_of(block) is not None
-    assert not fused.chooses(block, x.device)
+    assert not fused.is_eligible(block, x.device)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert fused.suited(block, x) is None
+        assert fused.supports(block, x) is None
         assert type(block(x).grad_fn).__name__ == "ReluBackward0"
 
 
@@ -223,24 +223,24 @@ def test_a_deterministic_recipe_has_no_kernels(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     block, gpu = make_block(16, 8, {}), torch.device("cuda")
-    assert fused.chooses(block, gpu)
+    assert fused.is_eligible(block, gpu)
     with machine.settled(Recipe(deterministic=True)):
-        assert not fused.chooses(block, gpu)
-    assert fused.chooses(block, gpu)
+        assert not fused.is_eligible(block, gpu)
+    assert fused.is_eligible(block, gpu)
 
 
 def test_watched_layers_run_by_themselves() -> None:
     block = make_block(16, 8, {})
     layers = fused.layers_of(block)
-    assert not fused.watched(block, layers)
+    assert not fused.has_hooks(block, layers)
     block.register_forward_hook(lambda *_: None)  # of the block itself: it is called anyhow
-    assert not fused.watched(block, layers)
+    assert not fused.has_hooks(block, layers)
     for module in (block.learner, block.learner.conv1, block.learner.norm1, block.coder, block.act):
         for register in (module.register_forward_hook, module.register_full_backward_hook):
             handle = register(lambda *_: None)
-            assert fused.watched(block, layers)
+            assert fused.has_hooks(block, layers)
             handle.remove()
-    assert not fused.watched(block, layers)
+    assert not fused.has_hooks(block, layers)
 
 
 def test_blocks_with_kernels_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""R-, O- and L-Init, through the real layers that they end in (papers/seqnet.md, section 4 and B.2)."""
+"""R-, O- and L-Init, through the real layers that they end in (Hu, section 4 and B.2)."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Method `seq`: its blocks are those of papers/seqnet.md, Figure 3 and B.2, on anybody's ResNet."""
+"""Method `seq`: its blocks are those of Hu, Figure 3 and B.2, on anybody's ResNet."""
 
 import copy
 import itertools

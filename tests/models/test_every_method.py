@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import unskip
 from unskip.methods import method_names
 from unskip.models.cifar import cifar_resnet, wide_resnet
-from unskip.train import Diverged, Recipe, run
+from unskip.train import Recipe, TrainingDiverged, run
 
 SIDE = 32
 
@@ -106,6 +106,6 @@ def test_a_thousand_layers_train_a_step_or_stop_with_a_sentence(method: str, tmp
     network = f"{__name__}:resnet1004"
     recipe = Recipe(network=network, method=method, epochs=1, batch=32, log_steps=1, device="cpu")
     with pytest.raises(
-        Diverged, match=rf"the loss is nan at update \d+ .*unskip doctor .*:resnet1004 --method {method}`"
+        TrainingDiverged, match=rf"the loss is nan at update \d+ .*unskip doctor .*:resnet1004 --method {method}`"
     ):
         run(recipe, out=tmp_path / "run", silent=True)

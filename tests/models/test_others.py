@@ -19,7 +19,7 @@ def test_timm_builds_it_and_we_do_not(name: str) -> None:
 
 @torch.no_grad()
 def test_repvgg_folds_to_the_printed_parameters_and_has_no_skip_then() -> None:
-    """papers/pnnh.md, Table 1: RepVGG-A2 with 24.1 M for CIFAR's ten classes."""
+    """Zhang et al. 2024, Table 1: RepVGG-A2 with 24.1 M for CIFAR's ten classes."""
     network = timm.create_model("repvgg_a2", num_classes=10).eval()
     folded = reparameterize_model(network)
     assert round(sum(p.numel() for p in folded.parameters()) / 1e6, 1) == 24.1

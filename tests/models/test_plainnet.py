@@ -1,4 +1,4 @@
-"""PlainNet against the figures that papers/plainnet.md prints, and against torch's own layers."""
+"""PlainNet against the figures that Oyedotun et al. 2020 prints, and against torch's own layers."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""SeqNet's networks: what papers/seqnet.md says of them, counted, simulated and trained a little."""
+"""SeqNet's networks: what Hu says of them, counted, simulated and trained a little."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Simplified networks against the figures of papers/noise-stability.md, and T' against whole kernels with zeros."""
+"""Simplified networks against the figures of Yu and Tomasi 2019, and T' against whole kernels with zeros."""
 
 import math
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import unskip
 from unskip.coders import Coder, CoderSpec, make_coder
-from unskip.methods import PNNH, CentredConv2d
+from unskip.methods import PNNH, PartialConv2d
 from unskip.models.cifar import cifar_resnet
 from unskip.models.named import WIDTHS
 from unskip.ship.tracing import trace
@@ -177,7 +177,7 @@ def test_parameters_and_the_budget() -> None:
 def test_the_centre_restriction_is_real(side: str) -> None:
     """As two convolutions by PyTorch's functions; stored are the taps that there are and no others."""
     like = nn.Conv2d(6, 10, 3, stride=2, padding=1, bias=False)
-    conv = CentredConv2d(like, 4, side=side).double()  # type: ignore[arg-type]
+    conv = PartialConv2d(like, 4, side=side).double()  # type: ignore[arg-type]
     x = torch.randn(2, 6, 9, 8, dtype=torch.float64)
     if side == "reads":
         expected = F.conv2d(x[:, :4], conv.weight, stride=2, padding=1) + F.conv2d(x[:, 4:], conv.centre, stride=2)
@@ -191,7 +191,7 @@ def test_the_centre_restriction_is_real(side: str) -> None:
     assert type(plain) is nn.Conv2d
     torch.testing.assert_close(plain(x), expected, rtol=1e-12, atol=1e-12)
     with pytest.raises(ValueError, match="full=10 must be at least 1 and less than"):
-        CentredConv2d(like, 10, side=side)  # type: ignore[arg-type]
+        PartialConv2d(like, 10, side=side)  # type: ignore[arg-type]
 
 
 def test_it_starts_at_hes_scale_over_the_fan_in_that_there_is() -> None:
@@ -275,7 +275,7 @@ def test_fold_absorbs_the_norm_and_the_centred_layers(name: str, form: str) -> N
                 module.bias.normal_(0, 0.2)
     network = network.double().eval()
     folded = unskip.fold(network, form)  # type: ignore[arg-type]
-    assert not any(isinstance(m, nn.BatchNorm2d | CentredConv2d) for m in folded.modules())
+    assert not any(isinstance(m, nn.BatchNorm2d | PartialConv2d) for m in folded.modules())
     x = torch.randn(3, 3, 32, 32, dtype=torch.float64)
     with torch.no_grad():
         torch.testing.assert_close(folded(x), network(x), rtol=1e-9, atol=1e-9)

@@ -1,4 +1,4 @@
-"""papers/noise-stability.md: Figure 11, simulated and theoretical dominance; Figure 3, layer cushions."""
+"""Yu and Tomasi 2019: Figure 11, simulated and theoretical dominance; Figure 3, layer cushions."""
 
 from dataclasses import replace
 from pathlib import Path

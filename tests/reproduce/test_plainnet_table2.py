@@ -1,4 +1,4 @@
-"""Networks that train side by side are those that `unskip.train.run` trains alone; Table II of papers/plainnet.md."""
+"""Networks that train side by side are those that `unskip.train.run` trains alone; Table II of Oyedotun et al. 2020."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""papers/pnnh.md, Figure 1: where networks lose their input."""
+"""Zhang et al. 2024, Figure 1: where networks lose their input."""
 
 import sys
 from pathlib import Path
@@ -31,8 +31,8 @@ def test_a_plain_network_loses_its_input_and_pnnh_keeps_it() -> None:
     for method in ("plain", "pnnh"):
         torch.manual_seed(0)
         _, found = losses(plainify(cifar_resnet(44), method), x, noisy)
-        lost[method] = (found["near_far"][-1], found["recovery"][-1])
-        assert found["near_far"][0] < 0.1  # the stem knows
+        lost[method] = (found["noise_to_signal"][-1], found["recovery"][-1])
+        assert found["noise_to_signal"][0] < 0.1  # the stem knows
         assert found["recovery"][0] > 0.6
     assert lost["plain"][0] > 0.5 > 0.3 > lost["pnnh"][0]
     assert lost["plain"][1] < 0.2 < 0.4 < lost["pnnh"][1]

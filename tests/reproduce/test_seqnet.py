@@ -1,4 +1,4 @@
-"""papers/seqnet.md, Figures 1, 5 and 6: gradients of 20-layer, 256-wide networks."""
+"""Hu, Figures 1, 5 and 6: gradients of 20-layer, 256-wide networks."""
 
 import math
 from pathlib import Path

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import unskip
-from unskip.coders import CheapCoder, CheapTransition
+from unskip.coders import ClosedFormCoder, ClosedFormTransition
 from unskip.kernels.depthwise import JoinedSequential
 from unskip.methods import PNNHBlock
 from unskip.models import ENTRIES, dominant_paths
@@ -208,7 +208,7 @@ def test_fast_keeps_a_closed_form_as_sums_of_channels() -> None:
     folded = unskip.fold(network, "fast")
     blocks = [m for m in folded.modules() if isinstance(m, PNNHBlock)]
     assert [type(block.coder) for block in blocks] == [
-        CheapCoder, CheapCoder, CheapTransition, CheapCoder, CheapTransition, CheapCoder,
+        ClosedFormCoder, ClosedFormCoder, ClosedFormTransition, ClosedFormCoder, ClosedFormTransition, ClosedFormCoder,
     ]  # fmt: skip
     assert not list(folded.buffers())
     # A fitted coder is no cheap operation.

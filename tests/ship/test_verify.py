@@ -26,7 +26,7 @@ def test_a_copy_agrees_to_the_bit_at_every_layer() -> None:
     network = plain()
     check = unskip.verify(network, copy.deepcopy(network), IMAGES)
     assert check.ok(0)
-    assert check.parting(0) is None
+    assert check.first_mismatch(0) is None
     assert check.reasons() == ()
     paths = [layer.path for layer in check.layers]
     assert len(paths) == len(set(paths)) == len(list(network.modules())) - 1
@@ -41,7 +41,7 @@ def test_a_changed_weight_is_found_with_its_size() -> None:
     other.layer2[0][0].weight *= 1.5  # the first convolution of the second stage
     check = unskip.verify(network, other, IMAGES)
     assert not check.ok()
-    assert check.parting() == "layer2.0.0"
+    assert check.first_mismatch() == "layer2.0.0"
     at = next(layer for layer in check.layers if layer.path == "layer2.0.0")
     assert at.float64.relative == pytest.approx(0.5)
     expected = (network.double()(IMAGES.double()) - other.double()(IMAGES.double())).abs().max().item()
@@ -58,7 +58,7 @@ def test_a_rewritten_layer_is_not_where_they_part() -> None:
     fused.conv1, fused.bn1 = fuse_conv_bn_eval(fused.conv1, fused.bn1), nn.Identity()
     check = unskip.verify(network, fused, IMAGES)
     assert check.ok()
-    assert check.parting() is None
+    assert check.first_mismatch() is None
     assert next(layer for layer in check.layers if layer.path == "conv1").float64.relative > 0.1
     assert "what follows them agrees (1, 'conv1' first)." in str(check)
     assert "\nconv1 " not in str(check)  # a row of it would look like a failure
@@ -79,7 +79,7 @@ def test_training_mode_is_the_first_reason() -> None:
     assert not check.ok()
     assert check.reasons()[0].startswith("b is in training mode (layer1, layer1.0, layer1.0.0, ...), where norms")
     assert check.reasons()[0] in str(check)
-    assert check.parting() == "layer1.0.1"
+    assert check.first_mismatch() == "layer1.0.1"
 
 
 class Positive(nn.Module):

@@ -1,4 +1,4 @@
-"""The conditioning bound (papers/plainnet.md, Proposition 1) against least squares."""
+"""The conditioning bound (Oyedotun et al. 2020, Proposition 1) against least squares."""
 
 import math
 

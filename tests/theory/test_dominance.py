@@ -1,4 +1,4 @@
-"""Dominant gradient flow (papers/noise-stability.md, D.4.1 and E) against random products of matrices."""
+"""Dominant gradient flow (Yu and Tomasi 2019, D.4.1 and E) against random products of matrices."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Scaling ratios (papers/seqnet.md) against autograd on random operators."""
+"""Scaling ratios (Hu) against autograd on random operators."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Surviving neurons (papers/pnnh.md, section 3.1) against random two-layer blocks."""
+"""Surviving neurons (Zhang et al. 2024, section 3.1) against random two-layer blocks."""
 
 import math
 

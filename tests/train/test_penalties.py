@@ -38,7 +38,7 @@ def test_max_norm_of_a_convolution_is_per_unit() -> None:
 
 
 def test_max_norm_is_for_hidden_units() -> None:
-    """papers/plainnet.md, VI.C.2: "imposed on the weights' vector of every hidden unit"."""
+    """Oyedotun et al. 2020, VI.C.2: "imposed on the weights' vector of every hidden unit"."""
     network = create_model("plainnet_mlp", depth=3)
     for p in network.parameters():
         p.data.mul_(10)
@@ -120,7 +120,7 @@ def test_identity_shift_is_rho() -> None:
 
 
 def test_a_residual_and_a_plain_network_decay_alike_under_the_identity_shift() -> None:
-    """papers/noise-stability.md, 4.1: ||T^-1(p)||^2 in the plain network is ||r||^2 in the residual one."""
+    """Yu and Tomasi 2019, 4.1: ||T^-1(p)||^2 in the plain network is ||r||^2 in the residual one."""
     conv = nn.Conv2d(4, 4, 3, padding=1, bias=False)
     network = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), conv)
     r = conv.weight.detach().clone()
@@ -176,7 +176,7 @@ def test_penalties_compose_to_their_sum() -> None:
 
 
 def test_a_run_of_a_plain_network_under_decay_from_identity_is_the_residual_networks(tmp_path: Path) -> None:
-    """papers/noise-stability.md, 4.1, through a recipe: biases decay in the optimizer, weights in the penalty."""
+    """Yu and Tomasi 2019, 4.1, through a recipe: biases decay in the optimizer, weights in the penalty."""
     data = write_npz(tmp_path / "bright.npz")
     residual = simplified_net(5, residual=True, num_classes=4).double()
     plain = to_plain(residual)

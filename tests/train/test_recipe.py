@@ -30,21 +30,21 @@ def test_named_recipe_has_a_network(name: str) -> None:
 
 
 def test_cifar_recipe_is_the_papers() -> None:
-    """papers/pnnh.md, section 5.2."""
+    """Zhang et al. 2024, section 5.2."""
     r = load_recipe("cifar10-pnnh-110")
     assert (r.epochs, r.lr, r.batch, r.weight_decay, r.schedule, r.momentum) == (300, 0.1, 128, 3e-4, "cosine", 0.9)
     assert (r.optimizer, r.crop, r.pad, r.flip) == ("sgd", "pad", 4, 0.5)
 
 
 def test_imagenet_recipe_is_the_papers() -> None:
-    """papers/pnnh.md, section 5.3."""
+    """Zhang et al. 2024, section 5.3."""
     r = load_recipe("imagenet-pnnh-34")
     assert (r.lr, r.batch, r.weight_decay, r.schedule, r.epochs, r.crop) == (0.256, 256, 1e-5, "cosine", 120, "resized")
     assert r.warmup_epochs > 0
 
 
 def test_seqnet_101_has_a_rate_for_its_third_stage() -> None:
-    """papers/seqnet.md, B.1: 0.1 for the classifier, 0.02 elsewhere, 0.02 * 6 / 23 in stage 3."""
+    """Hu, B.1: 0.1 for the classifier, 0.02 elsewhere, 0.02 * 6 / 23 in stage 3."""
     r = load_recipe("imagenet-seqnet-101")
     assert r.lr * r.lr_scales["fc"] == pytest.approx(0.1)
     assert r.lr * r.lr_scales["*"] == pytest.approx(0.02)

@@ -19,7 +19,7 @@ from tests.train.small import SMALL, linear_net, norm_net
 from unskip.data.feed import Batch, DeviceFeed, make_feed
 from unskip.data.sets import Split, load
 from unskip.io.load import load_network
-from unskip.train import Diverged, Orthogonal, Recipe, Stopped, run
+from unskip.train import Orthogonal, Recipe, TrainingDiverged, TrainingInterrupted, run
 from unskip.train.metrics import read_metrics
 from unskip.train.optim import Rates
 
@@ -261,7 +261,7 @@ def test_max_norm_holds_after_every_run(tmp_path: Path) -> None:
 
 def test_nan_is_said(tmp_path: Path) -> None:
     with pytest.raises(
-        Diverged, match=r"the loss is (nan|inf) at update \d+.*unskip doctor tests.train.small:norm_net"
+        TrainingDiverged, match=r"the loss is (nan|inf) at update \d+.*unskip doctor tests.train.small:norm_net"
     ):
         run(SMALL.replace(lr=1e30, warmup_epochs=0.0, weight_decay=0.0), out=tmp_path, silent=True)
     assert not (tmp_path / "checkpoint.pt").exists()  # no checkpoint of lost weights
@@ -302,7 +302,7 @@ def test_signals_finish_the_step_and_save(tmp_path: Path, number: signal.Signals
 
     before = signal.getsignal(number)
     threading.Thread(target=interrupt).start()
-    with pytest.raises(Stopped, match=f"stopped by {number.name} after update"):
+    with pytest.raises(TrainingInterrupted, match=f"stopped by {number.name} after update"):
         run(recipe, out=tmp_path / "cut", silent=True)
     assert signal.getsignal(number) == before
     done = torch.load(tmp_path / "cut/checkpoint.pt", weights_only=True)["step"]

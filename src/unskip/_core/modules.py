@@ -51,7 +51,7 @@ def preserved(network: nn.Module) -> Iterator[None]:
             parameter.grad = grad
 
 
-def hooked(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """Whether somebody waits for the module itself to be called: by a hook, or by a `forward` of its own.
 
     The latter is Accelerate's way, which may bring the weights only then.

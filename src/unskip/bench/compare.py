@@ -15,7 +15,7 @@ import torch
 from unskip._core.errors import RUN_ERRORS, reason
 from unskip.bench.compiling import Job, cause, compile_ahead, make_forms, read
 from unskip.bench.floor import Rates, Work, measure_rates, work
-from unskip.bench.networks import AS_TRAINED, Contender, check_outputs, common_input, load
+from unskip.bench.networks import AS_TRAINED, Candidate, check_outputs, common_input, load
 from unskip.bench.runner import Reading, Runner, tuned
 from unskip.bench.setting import Case, Mode, Setting
 from unskip.io.load import Shape
@@ -77,7 +77,7 @@ class Comparison:
 
     # ------------------------------------------------------------ preparing
 
-    def _counted(self, contender: Contender, shape: Shape) -> Work:
+    def _counted(self, contender: Candidate, shape: Shape) -> Work:
         batch = (self.setting.images, *shape)
         try:
             return work(contender.network, batch, train=self.setting.train)

@@ -12,11 +12,11 @@ from timm.models._efficientnet_blocks import InvertedResidual
 from torch import nn
 
 from unskip._core.errors import reason
-from unskip._core.modules import hooked
+from unskip._core.modules import has_hooks
 from unskip._core.rng import seeded
 from unskip.io.load import Shape, load_network
 from unskip.kernels.depthwise import TOPS, JoinedSequential
-from unskip.kernels.stem import quicken_stem
+from unskip.kernels.stem import use_fast_stem
 from unskip.models import ENTRIES, create_model
 from unskip.ship import fold
 from unskip.ship.fold import Refusal, absorb_norms, pool_stem
@@ -26,7 +26,7 @@ FAST = "fast"  # of the options `stem` and `depthwise`
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contender:
+class Candidate:
     """A network to compare."""
 
     name: str
@@ -34,7 +34,7 @@ class Contender:
     input_size: Shape  # of one image
 
 
-def load(word: str) -> Contender:
+def load(word: str) -> Candidate:
     """NAME, or NAME:option=value,... with arguments of `unskip.create_model`, or whatever `unskip doctor` takes.
 
     NAME:stem=fast is a network with the stem that `pnnh` computes its networks' with (`unskip.kernels.stem`), and
@@ -44,7 +44,7 @@ def load(word: str) -> Contender:
     name, colon, rest = word.partition(":")
     if "=" not in rest and not (colon and _is_name(name)):
         subject = load_network(word, command="bench")
-        return Contender(name=word, network=subject.network, input_size=subject.input_size)
+        return Candidate(name=word, network=subject.network, input_size=subject.input_size)
     options = {}
     for pair in rest.split(","):
         key, equals, value = pair.partition("=")
@@ -82,7 +82,7 @@ def load(word: str) -> Contender:
         size = tuple((getattr(network, "pretrained_cfg", None) or {}).get("input_size", ()))
     if size and "in_chans" in options:
         size = (options["in_chans"], *size[1:])
-    return Contender(name=word, network=network, input_size=size)
+    return Candidate(name=word, network=network, input_size=size)
 
 
 def quicken_depthwise(network: nn.Module) -> bool:
@@ -95,7 +95,7 @@ def quicken_depthwise(network: nn.Module) -> bool:
         if type(block) is not InvertedResidual:
             continue
         norms, conv = (block.bn1, block.bn2), block.conv_dw
-        if type(conv) is not nn.Conv2d or conv.kernel_size != (3, 3) or any(map(hooked, (*norms, conv))):
+        if type(conv) is not nn.Conv2d or conv.kernel_size != (3, 3) or any(map(has_hooks, (*norms, conv))):
             continue
         if not all(type(norm) is BatchNormAct2d and type(norm.act) in TOPS and idle(norm.drop) for norm in norms):
             continue
@@ -120,7 +120,7 @@ def apart(norm: BatchNormAct2d) -> tuple[nn.BatchNorm2d, nn.Module]:
 
 
 QUICKEN: dict[str, tuple[Callable[[nn.Module], bool], str]] = {
-    "stem": (quicken_stem, "first layer is a convolution of stride 2 over up to 4 channels"),
+    "stem": (use_fast_stem, "first layer is a convolution of stride 2 over up to 4 channels"),
     "depthwise": (quicken_depthwise, "blocks are timm's inverted residual ones with ReLU or ReLU6 (MobileNet-V2)"),
 }
 
@@ -137,7 +137,7 @@ def _value(text: str) -> Any:
     return text
 
 
-def common_input(contenders: list[Contender], size: int) -> Shape:
+def common_input(contenders: list[Candidate], size: int) -> Shape:
     """The shape of one image that all of them read; unlike ones are refused."""
     first = contenders[0]
     for other in contenders[1:]:
@@ -161,7 +161,7 @@ def common_input(contenders: list[Contender], size: int) -> Shape:
     return (first.input_size[0], size, size) if size else first.input_size
 
 
-def check_outputs(contenders: list[Contender], outputs: dict[str, tuple[int, ...]]) -> None:
+def check_outputs(contenders: list[Candidate], outputs: dict[str, tuple[int, ...]]) -> None:
     """Heads of different widths are another difference than the one that is asked about."""
     first = contenders[0].name
     for name, shape in outputs.items():
@@ -193,7 +193,7 @@ def _kinds(found: set[torch.dtype]) -> str:
     return " and ".join(sorted(str(kind).removeprefix("torch.") for kind in found))
 
 
-def forms(contender: Contender, *, folded: bool, example_size: int = 64) -> dict[str, nn.Module]:
+def forms(contender: Candidate, *, folded: bool, example_size: int = 64) -> dict[str, nn.Module]:
     """The forms in which a network does inference, in float32 and eval mode, by name.
 
     A plain network is folded, 'dense' and, where closed-form coders or a faster stem make that another network,

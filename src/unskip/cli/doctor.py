@@ -40,12 +40,12 @@ def doctor(
     Exit codes: 0 there is an answer, whatever it is; 2 something that you gave is wrong.
     """
     with Importing():
-        from unskip.doctor.examine import Showing, check_free, examine
+        from unskip.doctor.examine import InputSpec, check_free, examine
         from unskip.doctor.report import as_json
         from unskip.doctor.table import table, verdict_lines
 
     check_free(out, force)
-    showing = Showing(data=data, batch_size=batch_size, input_size=input_size, seed=seed)
+    showing = InputSpec(data=data, batch_size=batch_size, input_size=input_size, seed=seed)
     console = Console(stderr=True)
     with console.status(f"Looking into {network} ..."):
         report = examine(network, showing, method=method, weights=weights, pretrained=pretrained)

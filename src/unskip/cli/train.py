@@ -34,7 +34,7 @@ def train(
     saving (go on with --resume auto).
     """
     with Importing():
-        from unskip.train import Diverged, Stopped, recipe_names, run
+        from unskip.train import TrainingDiverged, TrainingInterrupted, recipe_names, run
         from unskip.train.machine import is_main
         from unskip.train.recipe import parse_command, recipe_text
 
@@ -48,8 +48,8 @@ def train(
         return
     try:
         result = run(recipe, data_dir=data, out=out or f"runs/{name}", resume=resume)  # type: ignore[arg-type]
-    except (Stopped, Diverged) as ended:
+    except (TrainingInterrupted, TrainingDiverged) as ended:
         Console(stderr=True, highlight=False, soft_wrap=True).print(str(ended), style="yellow", markup=False)
-        sys.exit(STOPPED if isinstance(ended, Stopped) else DIVERGED)
+        sys.exit(STOPPED if isinstance(ended, TrainingInterrupted) else DIVERGED)
     if is_main():
         print(result)

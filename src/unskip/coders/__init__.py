@@ -3,7 +3,7 @@
 from unskip.coders.bank import PRETEXTS, CoderBank, act_name, make_coder
 from unskip.coders.cache import cache_dir
 from unskip.coders.closed import FORMS, averaging, odd_part_is_identity
-from unskip.coders.closed_form import CheapCoder, CheapTransition, Closed, closed_of
+from unskip.coders.closed_form import Closed, ClosedFormCoder, ClosedFormTransition, closed_of
 from unskip.coders.coder import Coder, CoderRef, TransitionCoder, is_replica
 from unskip.coders.fit import PRETEXT_TASKS, Fit, fit, floor
 from unskip.coders.spec import CoderSpec
@@ -12,9 +12,9 @@ __all__ = [
     "FORMS",
     "PRETEXTS",
     "PRETEXT_TASKS",
-    "CheapCoder",
-    "CheapTransition",
     "Closed",
+    "ClosedFormCoder",
+    "ClosedFormTransition",
     "Coder",
     "CoderBank",
     "CoderRef",

@@ -1,4 +1,4 @@
-"""Closed-form coders: nothing to fit (papers/pnnh.md, Eq. 5 and Appendix C).
+"""Closed-form coders: nothing to fit (Zhang et al. 2024, arXiv:2402.08645, Eq. 5 and Appendix C).
 
 Each is a pair of matrices: W_enc (C_B, C) and W_dec (C, C_B).
 """

@@ -69,7 +69,7 @@ class Closed:
         return f"{self.form}, {self.channels} -> {self.groups} -> {self.channels}"
 
 
-class CheapCoder(nn.Module):
+class ClosedFormCoder(nn.Module):
     """A closed-form coder without matrices, for a folded network."""
 
     def __init__(self, closed: Closed) -> None:
@@ -84,7 +84,7 @@ class CheapCoder(nn.Module):
         return str(self.closed)
 
 
-class CheapTransition(nn.Module):
+class ClosedFormTransition(nn.Module):
     """The coder of a transition without matrices, for a folded network."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Coders: the frozen internal path of PNNH (papers/pnnh.md, section 4.1, Eq. 4-10).
+"""Coders: the frozen internal path of PNNH (Zhang et al. 2024, arXiv:2402.08645, section 4.1, Eq. 4-10).
 
     coder(x) = W_dec ⊛ σ(W_enc ⊛ x)                      C -> C_B -> C, vanilla block and MLP (Eq. 6)
     coder(x) = W_dec ⊛ σ(I ⊛ σ(W_enc ⊛ x))              bottleneck and inverted bottleneck (Eq. 7, 8)
@@ -7,7 +7,8 @@ The weights are buffers: no gradient, no weight decay. One coder serves all bloc
 registers it; the others hold a `CoderRef`, so that it stands once in `state_dict` and goes wherever they go.
 
 A coder in closed form computes sums of neighbouring channels instead of two convolutions
-(`unskip.coders.closed_form`). Its weights stay, for `state_dict` and for folding; whatever loads others makes it look again what it is.
+(`unskip.coders.closed_form`). The dense weights are kept for `state_dict` and folding; loading a state dict re-detects
+the closed form.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip.coders.closed_form import CheapTransition, Closed, closed_of, group_scale, mixed, pooled
+from unskip.coders.closed_form import Closed, ClosedFormTransition, closed_of, group_scale, mixed, pooled
 
 # σ(σ(x)) = σ(x): a second activation in a row changes nothing and need not be computed.
 IDEMPOTENT = (nn.ReLU, nn.ReLU6, nn.Identity)
@@ -164,7 +165,7 @@ class TransitionCoder(nn.Module):
             code = self.project(code, self.spread)
         return self.target.decode(code)
 
-    def cheap(self) -> CheapTransition | None:
+    def cheap(self) -> ClosedFormTransition | None:
         """Itself without matrices; None where it needs one: beside a fitted coder, and where groups differ in size."""
         target = self.target.coder if isinstance(self.target, CoderRef) else self.target
         closed = closed_of(target.enc, target.dec, target.act, target.depth)
@@ -172,7 +173,7 @@ class TransitionCoder(nn.Module):
         if closed is None or self.spread is not None or (self.mix is not None and scale is None):
             return None
         mix = None if self.mix is None or scale is None else (self.mix.shape[0], scale)
-        return CheapTransition(closed, self.act, stride=self.stride, depth=self.depth, mix=mix)
+        return ClosedFormTransition(closed, self.act, stride=self.stride, depth=self.depth, mix=mix)
 
     def mixed(self, x: Tensor, mix: Tensor) -> Tensor:
         if self.mix_scale is None:

@@ -1,4 +1,6 @@
-"""Fitting a coder on its pretext task (papers/pnnh.md, Eq. 4 and 10, Algorithm 1 lines 1-6, Appendix C).
+"""Fitting a coder on its pretext task.
+
+Zhang et al. 2024, arXiv:2402.08645, Eq. 4 and 10, Algorithm 1 lines 1-6, Appendix C.
 
     f* = argmin E_x || x - f(x) ||^2,    x ~ max(0, N(0, 1)) for the paper's choice
 

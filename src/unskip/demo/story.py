@@ -2,7 +2,7 @@
 
 The plain network gets a second try with three times the epochs. Every run is an `unskip train` of its own, in a process
 of its own, and its command is on the page. Nothing is tuned to make the plain network fail: the recipe is the one that
-papers/pnnh.md uses for CIFAR, at half its batch and learning rate, with a warm-up that helps all three.
+Zhang et al. 2024 uses for CIFAR, at half its batch and learning rate, with a warm-up that helps all three.
 """
 
 import json
@@ -148,7 +148,7 @@ def near_far_by_depth(network: torch.nn.Module, images: torch.Tensor, seed: int)
     ]
     network.train()
     outputs = measures.record_outputs(network, paths, torch.cat([images, images + noise]))
-    ratio = [measures.near_far(*outputs[path].chunk(2)) for path in paths]
+    ratio = [measures.noise_to_signal(*outputs[path].chunk(2)) for path in paths]
     return Layers(depth=[1 + 2 * i for i in range(len(paths))], ratio=ratio)
 
 

@@ -14,7 +14,7 @@ from unskip._core.errors import reason
 from unskip._core.modules import preserved
 from unskip.data.feed import open_image
 from unskip.data.sets import IMAGE_FILES, DataSet, Split, find_kind, load
-from unskip.io.load import Shape, Subject
+from unskip.io.load import LoadedModel, Shape
 from unskip.train.recipe import Recipe
 
 
@@ -27,7 +27,7 @@ class Batch:
     words: str  # what it is, for the reader of a report
 
 
-def load_batch(subject: Subject, data: str | None = None, *, size: int | None = None, seed: int = 0) -> Batch:
+def load_batch(subject: LoadedModel, data: str | None = None, *, size: int | None = None, seed: int = 0) -> Batch:
     """A batch that the network reads, from real images where that is possible.
 
     Args:
@@ -160,7 +160,7 @@ def _fit(image: Tensor, size: Shape) -> Tensor:
     return F.interpolate(image[None], size=list(size), mode="bilinear", antialias=True)[0]
 
 
-def _try_out(subject: Subject, images: Tensor) -> int | None:
+def _try_out(subject: LoadedModel, images: Tensor) -> int | None:
     """The number of classes that the network tells apart, None if its output is something else.
 
     Refuses a network that does not take the batch.

@@ -18,7 +18,7 @@ from unskip.train.runner import build_network
 
 
 @dataclass(frozen=True, kw_only=True)
-class Showing:
+class InputSpec:
     """What networks are shown; None leaves it to the network."""
 
     data: str | None = None  # digits, noise, or a path
@@ -32,7 +32,7 @@ class Showing:
 
 
 def examine(
-    word: str, showing: Showing, *, method: str = "", weights: Path | None = None, pretrained: bool = False
+    word: str, showing: InputSpec, *, method: str = "", weights: Path | None = None, pretrained: bool = False
 ) -> Report:
     """The report of a network that is given in words, as `unskip doctor` takes them."""
     seed = showing.seed

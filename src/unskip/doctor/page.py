@@ -47,7 +47,7 @@ GROUPS = (
         "Does the input get through?",
         "What tells one input from another must survive to the last layer: a network can't learn from what it no "
         "longer sees.",
-        ("near_far", "recovery", "likeness"),
+        ("noise_to_signal", "recovery", "cosine_similarity"),
     ),
     Group(
         "Does the gradient come back?",
@@ -90,8 +90,8 @@ NUMBERS = {
     "gradient_range": "Largest over smallest gradient of a layer's weights (powers of ten)",
     "activation_gradient_growth": "Growth of the outputs' gradient towards the input, per layer (natural logarithm)",
     "gradient_blocked": "Gradient stopped by a non-linearity, share in the worst layer",
-    "input_loss": "Near/far at the last hidden layer (0: the input is known, 1: it is lost)",
-    "likeness": "Mean cosine between two inputs at the last hidden layer",
+    "input_dissipation": "Near/far at the last hidden layer (0: the input is known, 1: it is lost)",
+    "cosine_similarity": "Mean cosine between two inputs at the last hidden layer",
     "recovery": "R² of the input, read off the last hidden layer",
     "recovery_possible": "R² of the input, read off the input itself",
     "activation_rate": "Growth of the gradient over the signal at a non-linearity (factor)",

@@ -2,12 +2,12 @@
 
 Five rules, one per mechanism. Each compares one quantity of the untrained network with a limit:
 
-- dissipating: near/far at the last hidden layer is too large (papers/pnnh.md, section 3.1).
-- singularity: (1 - likeness) √recovery there, what differs between inputs, is too small (papers/plainnet.md, V.B);
-  where positions are averaged away, before that.
-- exploding gradient: Polyak's step, loss / |gradient|², a learning rate that fits, is too small (papers/seqnet.md, 2).
+- dissipating: near/far at the last hidden layer is too large (Zhang et al. 2024, section 3.1).
+- singularity: (1 - cosine_similarity) √recovery there, what differs between inputs, is too small
+  (Oyedotun et al. 2020, V.B); where positions are averaged away, before that.
+- exploding gradient: Polyak's step, loss / |gradient|², a learning rate that fits, is too small (Hu, 2).
 - vanishing gradient: gradient over weight, in the first tenth of the trunk's layers, is too small.
-- saturation: too many outputs of an activation are large and pass no gradient back (papers/plainnet.md, V.A).
+- saturation: too many outputs of an activation are large and pass no gradient back (Oyedotun et al. 2020, V.A).
 
 `severity` puts all five on one scale: 0 at the limit, 1 where the slack ends, negative where it is healthy. The worst
 decides the fate. Limits and slacks were set on 34 small networks trained on digits with SGD (benchmarks/verdict); they
@@ -244,7 +244,7 @@ def not_finite(measured: Measured) -> Verdict | None:
 
 def dissipating(measured: Measured) -> Sign | None:
     """The input gets lost: noise of 1 % moves a hidden layer as far as another input would."""
-    value = measured.numbers.get("input_loss", NAN)
+    value = measured.numbers.get("input_dissipation", NAN)
     if not math.isfinite(value):
         return None
     return Sign(
@@ -252,17 +252,17 @@ def dissipating(measured: Measured) -> Sign | None:
         value=value,
         limit=NEAR_FAR.at,
         severity=NEAR_FAR.severity(value),
-        layer=first_past(hidden(by_layer(measured, "near_far")), NEAR_FAR),
+        layer=first_past(hidden(by_layer(measured, "noise_to_signal")), NEAR_FAR),
         clause=f"1 % of noise moves an input {value:.2f} times as far as another input would be, so the input is lost",
         healthy=f"its last hidden layer still tells inputs apart (near/far {value:.2g})",
     )
 
 
 def differences(measured: Measured) -> dict[str, float]:
-    """(1 - likeness) √recovery by layer: the share of a layer that differs between inputs, and knows about them."""
+    """(1 - cosine_similarity) √recovery by layer: the part of a layer that differs between inputs and depends on them."""
     recovery = by_layer(measured, "recovery")
     known = {name: max(value, NOISE_FLOOR) for name, value in finite(recovery).items()}
-    alike = by_layer(measured, "likeness")
+    alike = by_layer(measured, "cosine_similarity")
     return {name: max(0.0, 1 - value) * math.sqrt(known.get(name, 1.0)) for name, value in alike.items()}
 
 

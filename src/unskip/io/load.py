@@ -22,7 +22,7 @@ from unskip.io import network_file as netfile
 from unskip.methods import resolve_method
 from unskip.models import ENTRIES, create_model
 from unskip.models.weights import Weights, names_with_weights
-from unskip.surgery import Stuck, plainify
+from unskip.surgery import UnsupportedBlockError, plainify
 from unskip.train.checkpoint import FORMAT, read_torch_file
 from unskip.train.recipe import Recipe
 from unskip.train.runner import build_network
@@ -37,7 +37,7 @@ WRAPPERS = ("module.", "_orig_mod.")  # what DDP and torch.compile put before a 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class LoadedModel:
     """A network to look at."""
 
     name: str
@@ -59,7 +59,7 @@ def load_network(
     seed: int = 0,
     tested: bool = False,
     command: str = "doctor",
-) -> Subject:
+) -> LoadedModel:
     """A network by name, factory or checkpoint.
 
     Args:
@@ -81,7 +81,7 @@ def load_network(
         try:
             with seeded(seed, 1):  # not the numbers that the stem has been drawn from
                 network = plainify(subject.network, method)
-        except Stuck as stuck:
+        except UnsupportedBlockError as stuck:
             raise ValueError(
                 f"{stuck.reason} `unskip plainify {word} --method {method} --no-strict -o FILE` leaves such blocks as "
                 f"they are, and {command} takes the file."
@@ -142,7 +142,7 @@ def _file_of(word: str) -> Path | None:
     return next((file for file in (path / "checkpoint.pt", path) if file.is_file()), None)
 
 
-def _build(word: str, seed: int, tested: bool, command: str, *, pretrained: bool = False) -> Subject:
+def _build(word: str, seed: int, tested: bool, command: str, *, pretrained: bool = False) -> LoadedModel:
     file = _file_of(word)
     if file is not None:
         of_file = (
@@ -162,12 +162,12 @@ def _build(word: str, seed: int, tested: bool, command: str, *, pretrained: bool
     return replace(subject, origin={"word": word, "seed": seed})
 
 
-def _from_name(name: str, seed: int, command: str, *, pretrained: bool = False) -> Subject:
+def _from_name(name: str, seed: int, command: str, *, pretrained: bool = False) -> LoadedModel:
     with seeded(seed):
         network = _pretrained(name, command) if pretrained else create_model(name)
     size = ENTRIES[name].input_size if name in ENTRIES else _timm_size(network) or ()
     origin = {"word": name, "seed": seed}
-    return Subject(name=name, network=network, input_size=size, trained=pretrained, origin=origin)
+    return LoadedModel(name=name, network=network, input_size=size, trained=pretrained, origin=origin)
 
 
 def _pretrained(name: str, command: str) -> nn.Module:
@@ -194,7 +194,7 @@ def _timm_size(network: nn.Module) -> Shape | None:
     return tuple(size) if size else None
 
 
-def _from_factory(word: str, seed: int, command: str) -> Subject:
+def _from_factory(word: str, seed: int, command: str) -> LoadedModel:
     """`torchvision:NAME` or `package.module:function`."""
     module_name, _, name = word.partition(":")
     if module_name == "torchvision":
@@ -205,7 +205,7 @@ def _from_factory(word: str, seed: int, command: str) -> Subject:
             network = torchvision.models.get_model(name, weights=None)
         transforms = torchvision.models.get_model_weights(name).DEFAULT.transforms()
         side = getattr(transforms, "crop_size", [224])[0]
-        return Subject(name=f"torchvision {name}", network=network, input_size=(3, side, side))
+        return LoadedModel(name=f"torchvision {name}", network=network, input_size=(3, side, side))
     try:
         build: Any = importlib.import_module(module_name)
         for part in name.split("."):
@@ -220,11 +220,11 @@ def _from_factory(word: str, seed: int, command: str) -> Subject:
     if not isinstance(network, nn.Module):
         raise ValueError(f"{command}: {word!r} gave {type(network).__name__!r}, not an nn.Module.")
     if network.__class__.__module__.startswith("torchvision.models."):
-        return Subject(name=word, network=network, input_size=(3, 224, 224), guessed=True)
+        return LoadedModel(name=word, network=network, input_size=(3, 224, 224), guessed=True)
     size = _timm_size(network)
     if size is not None:
-        return Subject(name=word, network=network, input_size=size)
-    return Subject(name=word, network=network, input_size=_guess(network), guessed=True)
+        return LoadedModel(name=word, network=network, input_size=size)
+    return LoadedModel(name=word, network=network, input_size=_guess(network), guessed=True)
 
 
 def _call(build: Callable[[], Any], word: str, command: str) -> Any:
@@ -256,7 +256,7 @@ def _guess(network: nn.Module) -> Shape:
 # ---------------------------------------------------------------- checkpoints
 
 
-def _from_run(path: Path, tested: bool, command: str) -> Subject:
+def _from_run(path: Path, tested: bool, command: str) -> LoadedModel:
     """The network of a run of `unskip train`, with the weights that it has reached."""
     state = read_torch_file(path, command=command, way_out=OTHER_WEIGHTS)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
@@ -280,7 +280,7 @@ def _from_run(path: Path, tested: bool, command: str) -> Subject:
         weights = state["ema"]
     _load_weights(network, weights, path, recipe.network, command)
     side = state.get("image_size") or recipe.image_size or side
-    return Subject(
+    return LoadedModel(
         name=f"{recipe.network_in_words} of {path.parent.name or path}",
         network=network,
         input_size=(reads, side or GUESSED_SIDE, side or GUESSED_SIDE),
@@ -296,7 +296,7 @@ def _from_recipe(origin: dict[str, Any]) -> nn.Module:
         return build_network(recipe, _sizes(recipe, origin["classes"], origin["channels"]))
 
 
-def _from_safetensors(path: Path, command: str) -> Subject:
+def _from_safetensors(path: Path, command: str) -> LoadedModel:
     """The network of a file that says which one it is of."""
     header = netfile.read_header(path, command=command)
     if header is None:
@@ -304,7 +304,7 @@ def _from_safetensors(path: Path, command: str) -> Subject:
     return _from_package(path, header, command) if isinstance(header, Weights) else _from_file(path, header, command)
 
 
-def _from_package(path: Path, about: Weights, command: str) -> Subject:
+def _from_package(path: Path, about: Weights, command: str) -> LoadedModel:
     """The network of a file of weights as they come with the package."""
     if about.network not in ENTRIES:
         raise ValueError(
@@ -316,7 +316,7 @@ def _from_package(path: Path, about: Weights, command: str) -> Subject:
     return subject
 
 
-def _from_file(path: Path, header: netfile.Header, command: str) -> Subject:
+def _from_file(path: Path, header: netfile.Header, command: str) -> LoadedModel:
     """The network of a file that `unskip plainify` or `unskip fold` wrote."""
     try:
         if "recipe" in header.origin:
@@ -328,12 +328,12 @@ def _from_file(path: Path, header: netfile.Header, command: str) -> Subject:
     except (KeyError, TypeError) as error:
         raise ValueError(f"{command}: {path} does not say what its network is built from ({error}).") from error
     network = netfile.read_weights(fresh, header, path, command=command)
-    return Subject(
+    return LoadedModel(
         name=header.name, network=network, input_size=header.input_size, origin=header.origin, steps=header.steps
     )
 
 
-def save_network(path: Path, subject: Subject, *, proof: str, force: bool, command: str) -> int:
+def save_network(path: Path, subject: LoadedModel, *, proof: str, force: bool, command: str) -> int:
     """Writes a network so that its file can be given wherever a network is asked for. Returns the bytes."""
     if _is_factory(subject.origin.get("word", "")):
         raise ValueError(

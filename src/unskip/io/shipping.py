@@ -17,13 +17,13 @@ from unskip._core.rng import seeded
 from unskip.data.feed import DeviceFeed, Feed, Share, WorkerFeed
 from unskip.data.sets import DataSet, Split, find_kind, load
 from unskip.io import network_file as netfile
-from unskip.io.load import Shape, Subject, load_network, note_on_weights, parse_shape, save_network
+from unskip.io.load import LoadedModel, Shape, load_network, note_on_weights, parse_shape, save_network
 from unskip.methods import resolve_method
 from unskip.ship import Exported, Quantized, convert, export, fold, quantize
 from unskip.ship.export import OPSET
 from unskip.ship.fold import Form, Refusal
 from unskip.ship.int8 import LIMIT, Bits
-from unskip.surgery import Cost, Stuck, cost, plainify
+from unskip.surgery import Cost, UnsupportedBlockError, cost, plainify
 from unskip.surgery.cost import on_meta, size
 from unskip.train.recipe import Recipe
 
@@ -41,7 +41,7 @@ class Source:
     input_size: Shape | None = None  # of one input
     seed: int = 0  # of fresh weights
 
-    def load(self, command: str) -> Subject:
+    def load(self, command: str) -> LoadedModel:
         """The network in eval mode. What it reads must be known, since files are made for it."""
         subject = load_network(
             self.word, weights=self.weights, pretrained=self.pretrained, input_size=self.input_size, seed=self.seed,
@@ -71,7 +71,7 @@ def source_of(
     return Source(word=word, weights=weights, pretrained=pretrained, input_size=shape, seed=seed)
 
 
-def example_for(subject: Subject) -> Tensor:
+def example_for(subject: LoadedModel) -> Tensor:
     """Two random inputs."""
     return torch.randn(2, *subject.input_size, generator=torch.Generator().manual_seed(1))
 
@@ -127,7 +127,7 @@ def plainify_to_file(
     example = example_for(subject)
     try:
         price = cost(subject.network, how, example=example, strict=strict)
-    except Stuck as stuck:
+    except UnsupportedBlockError as stuck:
         raise ValueError(f"{stuck.reason} --no-strict leaves such blocks as they are.") from stuck
     if len(price.left) == price.blocks:
         raise ValueError(
@@ -172,7 +172,7 @@ def fold_to_file(source: Source, out: Path, *, form: Form = "dense", force: bool
     return f"{price}\n\n{check}\n\n{out}: {subject.name}, {after.parameters:,} parameters, {written:,} bytes."
 
 
-def _folded(subject: Subject, form: Form) -> Subject:
+def _folded(subject: LoadedModel, form: Form) -> LoadedModel:
     network = fold(subject.network, form, example=example_for(subject))
     return replace(
         subject, name=f"{subject.name}, folded ({form})", network=network, steps=(*subject.steps, {"fold": form})
@@ -249,7 +249,7 @@ def export_to_file(
     return words, quantized
 
 
-def _prepared(subject: Subject, int8: Int8) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]], dict[str, str]]:
+def _prepared(subject: LoadedModel, int8: Int8) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]], dict[str, str]]:
     """Training images to calibrate on, test images with their classes, and how both were normalised."""
     if int8.inputs < 1:
         raise ValueError(f"export: --calibration-images {int8.inputs} must be at least 1.")
@@ -263,7 +263,7 @@ def _prepared(subject: Subject, int8: Int8) -> tuple[Tensor, Iterator[tuple[Tens
     return images, _real(feed, data.test), metadata
 
 
-def _feed(subject: Subject, word: str) -> tuple[DataSet, Feed]:
+def _feed(subject: LoadedModel, word: str) -> tuple[DataSet, Feed]:
     """A data set as the network's run has read it or, for a network by name, brought to its size."""
     root = None if word == "digits" else Path(word).expanduser()
     if root is not None and not root.exists():

@@ -19,8 +19,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from unskip._core.modules import hooked, square
-from unskip.kernels.dispatch import HALF, has_kernels_for, unwatched
+from unskip._core.modules import has_hooks, square
+from unskip.kernels.dispatch import HALF, has_kernels_for, may_fuse_layers
 
 TOPS: dict[type[nn.Module], float] = {nn.ReLU: 0.0, nn.ReLU6: 6.0}  # 0: no bound
 PRECISIONS = HALF  # in which the kernels were measured
@@ -114,12 +114,12 @@ depthwise.register_autograd(_backward, setup_context=_keep)
 
 def joined(layers: list[nn.Module], x: Tensor) -> tuple[Tensor, int] | None:
     """What the first layers make of x as one operation, and how many they are; None where they are others."""
-    if not suited(x):
+    if not supports(x):
         return None
     ways: list[tuple[int, Callable[..., Tensor | None]]] = [(3, normed), (3, folded), (4, folded_behind)]
     for count, join in ways:
         first = layers[:count]
-        if len(first) == count and not any(map(hooked, first)):
+        if len(first) == count and not any(map(has_hooks, first)):
             y = join(*first, x)
             if y is not None:
                 return y, count
@@ -157,14 +157,14 @@ def is_folded(conv: nn.Module, act: nn.Module, behind: nn.Module, x: Tensor, cha
     return acts and not torch.is_grad_enabled() and is_depthwise(conv, x, channels) and conv.bias is not None
 
 
-def suited(x: Tensor) -> bool:
+def supports(x: Tensor) -> bool:
     """Whether the kernels were made for x: images in channels last and half precision on a GPU, and nobody watches."""
     return (
         isinstance(x, Tensor)
         and x.ndim == 4
         and x.dtype in PRECISIONS
         and has_kernels_for(x)
-        and unwatched()
+        and may_fuse_layers()
         and x.is_contiguous(memory_format=torch.channels_last)
         and 0 < x.numel() <= MOST * x.shape[1]
     )
@@ -251,7 +251,7 @@ class JoinedSequential(nn.Sequential):
     """Layers one after another; some of them as one operation, where that is the same and faster."""
 
     def forward(self, x: Tensor) -> Tensor:
-        layers = [layer for layer in self if type(layer) is not nn.Identity or hooked(layer)]
+        layers = [layer for layer in self if type(layer) is not nn.Identity or has_hooks(layer)]
         while layers:
             x, done = self.advance(layers, x)
             layers = layers[done:]

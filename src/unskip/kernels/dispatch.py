@@ -35,7 +35,7 @@ def exporting() -> bool:
     return getattr(torch.compiler, "_is_exporting_flag", False) or torch.jit.is_tracing()
 
 
-def unwatched() -> bool:
+def may_fuse_layers() -> bool:
     """Whether layers may be taken together: no export, no transform and no hook on all modules asks for each."""
     hooks = not torch.compiler.is_compiling() and nn_module._has_any_global_hook()
     return differentiates_backwards() and not exporting() and not hooks

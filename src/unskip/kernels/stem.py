@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip._core.modules import hooked, square
-from unskip.kernels.dispatch import HALF, differentiates_backwards, has_kernels_for, unwatched
+from unskip._core.modules import has_hooks, square
+from unskip.kernels.dispatch import HALF, differentiates_backwards, has_kernels_for, may_fuse_layers
 
 ALIGNED = 16  # channels that tensor cores take as they are; fewer are padded by a kernel of its own
 
@@ -189,14 +189,16 @@ class PooledStem(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         conv, _, pool = self
         assert isinstance(conv, nn.Conv2d)
-        apart = not isinstance(x, Tensor) or not on_tensor_cores(x) or not unwatched() or any(map(hooked, self))
+        apart = (
+            not isinstance(x, Tensor) or not on_tensor_cores(x) or not may_fuse_layers() or any(map(has_hooks, self))
+        )
         if apart or conv.bias is None:
             return super().forward(x)
         u = pool(conv._conv_forward(x, conv.weight, None))
         return F.relu_(u + conv.bias.to(u.dtype).view(-1, 1, 1))
 
 
-def quicken_stem(network: nn.Module) -> bool:
+def use_fast_stem(network: nn.Module) -> bool:
     """Puts these modules in the place of the network's first convolution and first pooling where they suit.
 
     Parameters stay the same objects, and layers with hooks stay as they are. Returns whether the first convolution
@@ -204,12 +206,12 @@ def quicken_stem(network: nn.Module) -> bool:
     """
     layers = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Conv2d)]
     path, conv = next(iter(layers), ("", None))
-    if not path or type(conv) is not nn.Conv2d or not is_stem(conv) or hooked(conv):
+    if not path or type(conv) is not nn.Conv2d or not is_stem(conv) or has_hooks(conv):
         return False
     network.set_submodule(path, conv_as(StemConv2d, conv))
     for path, pool in network.named_modules():
         if isinstance(pool, nn.MaxPool2d):
-            if type(pool) is nn.MaxPool2d and path and is_stem_pool(pool) and not hooked(pool):
+            if type(pool) is nn.MaxPool2d and path and is_stem_pool(pool) and not has_hooks(pool):
                 network.set_submodule(path, pool_as(StemPool, pool))
             break
     return True

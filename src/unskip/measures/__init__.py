@@ -1,7 +1,7 @@
 """Measures: what happens to the signal inside a network, as pure functions of what was recorded there."""
 
 from unskip.measures.cushion import interlayer_cushion, layer_cushion
-from unskip.measures.dissipation import likeness, near_far, recovery
+from unskip.measures.dissipation import cosine_similarity, noise_to_signal, recovery
 from unskip.measures.gradient import growth
 from unskip.measures.measuring import DEFAULT, FAMILIES, measure, register_family
 from unskip.measures.probe import Family, Layer, Probe, record_outputs
@@ -17,12 +17,12 @@ __all__ = [
     "Measured",
     "Probe",
     "Series",
+    "cosine_similarity",
     "growth",
     "interlayer_cushion",
     "layer_cushion",
-    "likeness",
     "measure",
-    "near_far",
+    "noise_to_signal",
     "record_outputs",
     "recovery",
     "register_family",

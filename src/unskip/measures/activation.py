@@ -1,4 +1,4 @@
-"""Activations layer by layer: size, spread, units that say something (papers/plainnet.md, V.A, VI.A and A2)."""
+"""Activations layer by layer: size, spread, units that say something (Oyedotun et al. 2020, ICPR, V.A, VI.A and A2)."""
 
 import math
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from unskip.measures.probe import Family, Layer, Probe
 from unskip.measures.series import About, Findings
 
 NAN = float("nan")
-SMALL, LARGE = 0.05, 50.0  # papers/plainnet.md, A2: healthy units lie between |0.05| and |50|
+SMALL, LARGE = 0.05, 50.0  # Oyedotun et al. 2020, A2: healthy units lie between |0.05| and |50|
 DEAD = 1e-6  # a unit that moves by less than this share of its layer's largest value is dead
 ALL = {  # field of Activations: measure of every layer
     "mean": About(
@@ -18,7 +18,7 @@ ALL = {  # field of Activations: measure of every layer
         title="Mean activation",
         label="mean of the outputs",
         healthy="About the same from layer to layer. Where it runs away from zero, inputs begin to look alike.",
-        source="papers/plainnet.md, section VI.A, Fig. 2 and 3",
+        source="Oyedotun et al. 2020, section VI.A, Fig. 2 and 3",
     ),
     "variance": About(
         name="activation_variance",
@@ -26,7 +26,7 @@ ALL = {  # field of Activations: measure of every layer
         label="variance of the outputs",
         log=True,
         healthy="A level line. A straight fall or rise on this logarithmic axis is an exponential loss or explosion.",
-        source="papers/plainnet.md, section V.A; papers/seqnet.md, section 2",
+        source="Oyedotun et al. 2020, section V.A; Hu, section 2",
     ),
     "maximum": About(
         name="activation_maximum",
@@ -34,21 +34,21 @@ ALL = {  # field of Activations: measure of every layer
         label="largest absolute output",
         log=True,
         healthy=f"Below about {LARGE:g} everywhere. Plain networks that fail reach thousands as they train.",
-        source="papers/plainnet.md, section VI.A, Fig. 4",
+        source="Oyedotun et al. 2020, section VI.A, Fig. 4",
     ),
     "above_small": About(
         name="share_above_small",
         title="Units that say something",
         label=f"share of outputs above |{SMALL:g}|",
         healthy=f"Near 1 (near ½ behind a ReLU). Training gets hard where many units are smaller than {SMALL:g}.",
-        source="papers/plainnet.md, section A2, Fig. A1",
+        source="Oyedotun et al. 2020, section A2, Fig. A1",
     ),
     "above_large": About(
         name="share_above_large",
         title="Units that shout",
         label=f"share of outputs above |{LARGE:g}|",
         healthy="0: no unit is that large in a network that trains well.",
-        source="papers/plainnet.md, section A2, Fig. A1",
+        source="Oyedotun et al. 2020, section A2, Fig. A1",
     ),
 }
 AFTER = {  # measures of what a non-linearity puts out
@@ -57,14 +57,14 @@ AFTER = {  # measures of what a non-linearity puts out
         title="Neurons that survive their non-linearity",
         label="share of outputs above zero",
         healthy="About ½ or more behind a ReLU, at every depth; less means that the input is being cut away.",
-        source="papers/pnnh.md, section 3.1, Theorem 3.3",
+        source="Zhang et al. 2024, section 3.1, Theorem 3.3",
     ),
     "dead": About(
         name="dead_units",
         title="Dead units",
         label="share of units that never move",
         healthy="0. A unit that gives the same for every input learns nothing and passes nothing on.",
-        source="papers/plainnet.md, section V.A",
+        source="Oyedotun et al. 2020, section V.A",
     ),
 }
 
@@ -83,7 +83,7 @@ class Activations(NamedTuple):
 
 
 def survival(activation: Tensor) -> float:
-    """The share of entries above zero: neurons that survive a ReLU (papers/pnnh.md, Theorem 3.3)."""
+    """The share of entries above zero: neurons that survive a ReLU (Zhang et al. 2024, Theorem 3.3)."""
     return torch.count_nonzero(activation > 0).item() / activation.numel()
 
 
@@ -101,7 +101,7 @@ def dead_units(activation: Tensor, axis: int = -1) -> float:
 
 
 def share_above(activation: Tensor, threshold: float) -> float:
-    """The share of entries with an absolute value above a threshold (papers/plainnet.md, A2)."""
+    """The share of entries with an absolute value above a threshold (Oyedotun et al. 2020, A2)."""
     return torch.count_nonzero(activation.abs() > threshold).item() / activation.numel()
 
 

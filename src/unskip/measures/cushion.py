@@ -1,4 +1,4 @@
-"""Noise stability: layer cushion and interlayer cushion (papers/noise-stability.md, section 5)."""
+"""Noise stability: layer cushion and interlayer cushion (Yu and Tomasi 2019, arXiv:1905.10944, section 5)."""
 
 import math
 import warnings
@@ -27,7 +27,7 @@ LAYER = About(
     label="layer cushion μ, mean over inputs",
     log=True,
     healthy="Larger is firmer: noise in the weights changes the output less. Compare networks layer by layer.",
-    source="papers/noise-stability.md, section 5",
+    source="Yu and Tomasi 2019, section 5",
 )
 INTERLAYER = About(
     name="interlayer_cushion",
@@ -36,7 +36,7 @@ INTERLAYER = About(
     log=True,
     healthy="At 1 and above a block passes on its input better than noise. With BatchNorm in training mode a plain "
     "block's is 0 by construction, since scaling its input changes nothing.",
-    source="papers/noise-stability.md, section 5",
+    source="Yu and Tomasi 2019, section 5",
 )
 
 
@@ -179,7 +179,7 @@ def interlayer(probe: Probe) -> tuple[dict[Block, Estimate], tuple[str, ...]]:
         estimated = spread[spread.isfinite()].square().sum().sqrt().item() / max(len(cushion), 1)
         found[block] = Estimate(value, math.hypot(0 if math.isnan(error_of_mean) else error_of_mean, estimated))
 
-    with torch.no_grad(), probe.hooked(lambda call: None, on_entry=on_entry):
+    with torch.no_grad(), probe.with_hooks(lambda call: None, on_entry=on_entry):
         probe.run(*probe.part(samples))
     if not missing:
         return found, ()

@@ -1,4 +1,7 @@
-"""Input dissipation: how much of an input a layer still tells apart (papers/pnnh.md, section 3.1, Figure 1)."""
+"""Input dissipation: how much of an input a layer still tells apart.
+
+Zhang et al. 2024, arXiv:2402.08645, section 3.1, Figure 1.
+"""
 
 import torch
 from torch import Tensor
@@ -17,33 +20,33 @@ RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # in units of the kernel's diagona
 
 
 KNOWN = About(
-    name="near_far",
+    name="noise_to_signal",
     title="Is the input still known?",
     label="distance to a noisy copy over distance to another input",
     log=True,
     healthy="Well below 0.3 to the last layer. At 1, a trifle of noise counts as much as another input: it is lost.",
-    source="papers/pnnh.md, section 3.1 (weight-free form of Figure 1)",
+    source="Zhang et al. 2024, section 3.1 (weight-free form of Figure 1)",
 )
 RECOVERED = About(
     name="recovery",
     title="How much of the input can be read off a layer",
     label="R² of the coarse input, predicted from the layer",
     healthy="A slow fall from the level of the input itself. Near 0 the layer has lost what tells inputs apart.",
-    source="papers/pnnh.md, section 3.1 (weight-free form of Figure 1)",
+    source="Zhang et al. 2024, section 3.1 (weight-free form of Figure 1)",
 )
 ALIKE = About(
-    name="likeness",
+    name="cosine_similarity",
     title="How alike all inputs look",
     label="mean cosine between two inputs",
     healthy="Well below 1. At 1 the layer gives the same for every input.",
-    source="papers/plainnet.md, section V.B",
+    source="Oyedotun et al. 2020, section V.B",
 )
 
 
-def near_far(clean: Tensor, noisy: Tensor) -> float:
+def noise_to_signal(clean: Tensor, noisy: Tensor) -> float:
     """Distance between an image and its noisy copy over the distance between two different images, at one layer::
 
-        near_far = median_i |f(x_i) - f(x_i + n_i)| / median_{i<j} |f(x_i) - f(x_j)|
+        noise_to_signal = median_i |f(x_i) - f(x_i + n_i)| / median_{i<j} |f(x_i) - f(x_j)|
 
     Near 0 the layer knows its input. At 1 a trifle of noise moves an image as far as another image would be, or all
     images are the same: the input is lost. Medians, because in deep plain networks with BatchNorm a few images lie far
@@ -55,8 +58,8 @@ def near_far(clean: Tensor, noisy: Tensor) -> float:
     """
     if clean.shape != noisy.shape or clean.shape[0] < 2:
         raise ValueError(
-            f"near_far: clean and noisy need the same shape and at least two images, not {tuple(clean.shape)} and "
-            f"{tuple(noisy.shape)}."
+            f"noise_to_signal: clean and noisy need the same shape and at least two images, not "
+            f"{tuple(clean.shape)} and {tuple(noisy.shape)}."
         )
     clean, noisy = clean.flatten(1).double(), noisy.flatten(1).double()
     near = (clean - noisy).norm(dim=1).median()
@@ -64,10 +67,10 @@ def near_far(clean: Tensor, noisy: Tensor) -> float:
     return (near / far).item() if far > 0 else 1.0
 
 
-def likeness(features: Tensor) -> float:
+def cosine_similarity(features: Tensor) -> float:
     """How alike the samples look at a layer, the mean cosine between two different ones::
 
-        likeness = mean_{i<j} <f(x_i), f(x_j)> / |f(x_i)| |f(x_j)|
+        cosine_similarity = mean_{i<j} <f(x_i), f(x_j)> / |f(x_i)| |f(x_j)|
 
     At 1 the layer gives the same for all, up to scale.
     """
@@ -200,16 +203,16 @@ def report(probe: Probe) -> Findings:
             )
     for name in names:
         before, after = clean[name], noisy.get(name)
-        ratio.append(NAN if before is None or after is None else near_far(before, after))
-        alike.append(NAN if before is None else likeness(before))
+        ratio.append(NAN if before is None or after is None else noise_to_signal(before, after))
+        alike.append(NAN if before is None else cosine_similarity(before))
         recovered.append(NAN if before is None or target is None else recovery(before, target))
     found = (KNOWN.series(names, ratio), RECOVERED.series(names, recovered), ALIKE.series(names, alike))
     # The last layer is the classifier, which may forget: what it reads is what counts.
     hidden = list(range(len(trunk)))[:-1] or list(range(len(trunk)))
     last = hidden[-1] if hidden else None
     numbers = {
-        "input_loss": NAN if last is None else ratio[last],
-        "likeness": NAN if last is None else alike[last],
+        "input_dissipation": NAN if last is None else ratio[last],
+        "cosine_similarity": NAN if last is None else alike[last],
         "recovery": NAN if last is None else recovered[last],
         "recovery_possible": possible,
     }

@@ -1,8 +1,8 @@
-"""DISTS between a layer and the input: the measure by which papers/pnnh.md, Figure 1, shows inputs dissipate.
+"""DISTS between a layer and the input: the measure by which Zhang et al. 2024, Figure 1, shows inputs dissipate.
 
 Needs torchmetrics (`pip install torchmetrics`) and torchvision's VGG-16 weights, 528 MB, which torchvision downloads on
-first use or finds as `vgg16-397923af.pth` in `torch.hub.get_dir()/checkpoints`. Without them `near_far` and `recovery`
-tell the same story.
+first use or finds as `vgg16-397923af.pth` in `torch.hub.get_dir()/checkpoints`. Without them, use
+`noise_to_signal` and `recovery`, which tell the same story.
 """
 
 import torch
@@ -21,7 +21,7 @@ DISSIMILARITY = About(
     title="Does the layer still look like the input?",
     label="DISTS between the layer, as a picture, and the input",
     healthy="Below the level of noise (the number dists_noise) to the last layer.",
-    source="papers/pnnh.md, section 1, Figure 1",
+    source="Zhang et al. 2024, section 1, Figure 1",
 )
 
 

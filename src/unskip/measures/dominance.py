@@ -1,6 +1,6 @@
 """Dominant gradient flow: does a channel's gradient come from the same channel at the end?
 
-papers/noise-stability.md, section D, Eq. 5 and 13.
+Yu and Tomasi 2019, section D, Eq. 5 and 13.
 """
 
 import math
@@ -26,12 +26,12 @@ DOMINANCE = About(
     title="Gradients that stay on their own channel",
     label="σ, share of channels with a dominant gradient flow",
     healthy="Higher in networks with an internal path, and rising towards the output; flat in plain networks.",
-    source="papers/noise-stability.md, section D.4.2, Eq. 13",
+    source="Yu and Tomasi 2019, section D.4.2, Eq. 13",
 )
 
 
 def dominant(own: Tensor, rest: Tensor) -> Tensor:
-    """Whether a channel's gradient flow is dominant, (B,) of booleans (papers/noise-stability.md, Eq. 5 and 13)::
+    """Whether a channel's gradient flow is dominant, (B,) of booleans (Yu and Tomasi 2019, Eq. 5 and 13)::
 
         r_i = 1/P Σ_p |Θ_iip| / |Σ_{j≠i} Θ_ijp| > 1
 
@@ -86,7 +86,7 @@ def capture(probe: Probe, classifier: Layer, samples: int) -> tuple[Captured, Te
     if isinstance(target, Tensor) and target.ndim and target.shape[0] == probe.samples:
         target = target[:samples]
     arguments, keywords = probe.part(samples)
-    with torch.enable_grad(), probe.hooked(on_call, on_entry=on_entry):
+    with torch.enable_grad(), probe.with_hooks(on_call, on_entry=on_entry):
         output = probe.run(arguments, keywords)
         loss, _ = loss_of(output, target, probe.loss_function, samples, probe.seed)
     return captured, loss

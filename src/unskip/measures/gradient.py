@@ -1,4 +1,7 @@
-"""Gradients layer by layer and how fast they grow on their way back (papers/seqnet.md, section 2, Figure 1)."""
+"""Gradients layer by layer and how fast they grow on their way back.
+
+Hu, github.com/hukkai/no-residual-network, section 2, Figure 1.
+"""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +29,7 @@ WEIGHTS = About(
     label="norm of the gradient",
     log=True,
     healthy=LEVEL,
-    source="papers/seqnet.md, section 2, Figure 1",
+    source="Hu, section 2, Figure 1",
 )
 RELATIVE = About(
     name="relative_gradient",
@@ -34,7 +37,7 @@ RELATIVE = About(
     label="norm of the gradient over norm of the weights",
     log=True,
     healthy="About the same in all layers, so that one learning rate suits them all.",
-    source="papers/seqnet.md, section 2.2",
+    source="Hu, section 2.2",
 )
 OUTPUTS = About(
     name="activation_gradient_norm",
@@ -42,14 +45,14 @@ OUTPUTS = About(
     label="norm of the gradient of the outputs",
     log=True,
     healthy=LEVEL,
-    source="papers/seqnet.md, section 3, Definition 3.1",
+    source="Hu, section 3, Definition 3.1",
 )
 STOPPED = About(
     name="gradient_blocked",
     title="Where the non-linearity stops the gradient",
     label="share of entries that pass on less than 1 % of their gradient",
     healthy="About ½ behind a ReLU and near 0 for smooth activations; near 1 the layer is saturated or dead.",
-    source="papers/plainnet.md, section V.A",
+    source="Oyedotun et al. 2020, section V.A",
 )
 
 
@@ -73,7 +76,7 @@ def growth(norms: Sequence[float], depths: Sequence[float] | None = None) -> Gro
 
         ln norm_k = a - rate * k     (least squares over layers k with a positive, finite norm)
 
-    Positive: gradients explode towards the input; negative: they vanish. With BatchNorm, papers/seqnet.md expects
+    Positive: gradients explode towards the input; negative: they vanish. With BatchNorm, Hu expects
     ½ ln r(σ) a layer (section 3.1). Needs three layers.
     """
     k = np.arange(len(norms), dtype=float) if depths is None else np.asarray(depths, dtype=float)

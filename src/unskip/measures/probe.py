@@ -189,7 +189,7 @@ class Probe:
             # A copy that is no leaf, since some networks change their input in place.
             arguments, keywords = replace((arguments, keywords), self.input, leaf.clone())
         pending: dict[Layer, Pending] = {}
-        with torch.enable_grad(), self.hooked(partial(self.discover, families, pending)):
+        with torch.enable_grad(), self.with_hooks(partial(self.discover, families, pending)):
             output = self.run(arguments, keywords)
             loss, sentence = loss_of(output, self.target, self.loss_function, self.samples, self.seed)
         self.notes.append(sentence)
@@ -244,7 +244,7 @@ class Probe:
             return None if layer is None else on_layer(layer, call.input, call.output)
 
         arguments, keywords = part if part is not None else (self.arguments, self.keywords)
-        with self.hooked(on_call):
+        with self.with_hooks(on_call):
             return self.run(arguments, keywords)
 
     def part(self, samples: int) -> tuple[tuple, dict]:
@@ -275,7 +275,7 @@ class Probe:
     # -- hooks ------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def hooked(
+    def with_hooks(
         self,
         on_call: Callable[[Call], Tensor | None],
         on_entry: Callable[[str, tuple, dict], None] | None = None,

@@ -1,4 +1,7 @@
-"""Scaling ratios: what an operator does to the spread of signal and gradient (papers/seqnet.md, section 3)."""
+"""Scaling ratios: what an operator does to the spread of signal and gradient.
+
+Hu, github.com/hukkai/no-residual-network, section 3.
+"""
 
 import math
 from typing import NamedTuple
@@ -17,7 +20,7 @@ FORWARD = About(
     label="R_f, variance of the output over variance of the input",
     log=True,
     healthy="The product along the network stays near 1, since normalisation and initialisation balance each other.",
-    source="papers/seqnet.md, section 3, Definition 3.1",
+    source="Hu, section 3, Definition 3.1",
 )
 BACKWARD = About(
     name="backward_ratio",
@@ -25,7 +28,7 @@ BACKWARD = About(
     label="R_b, variance of the input's gradient over variance of the output's",
     log=True,
     healthy="As large as R_f. Where R_b is larger, as at every non-linearity, gradients grow on their way back.",
-    source="papers/seqnet.md, section 3, Definition 3.1",
+    source="Hu, section 3, Definition 3.1",
 )
 
 
@@ -37,7 +40,7 @@ class Variances(NamedTuple):
 
 
 def variance(x: Tensor) -> float:
-    """Var[x] = 1/d Σ_i Var[x_i] over the samples, for x of (B, d) (papers/seqnet.md, section 2)."""
+    """Var[x] = 1/d Σ_i Var[x_i] over the samples, for x of (B, d) (Hu, section 2)."""
     if x.shape[0] < 2:
         return NAN
     centred = x - x.mean(0)
@@ -81,7 +84,7 @@ def report(probe: Probe) -> Findings:
     ]
     return Findings(
         series=(FORWARD.series(names, there), BACKWARD.series(names, back)),
-        # The geometric mean of R_b / R_f over the non-linearities, to compare with r(σ) of papers/seqnet.md, section A.
+        # The geometric mean of R_b / R_f over the non-linearities, to compare with r(σ) of Hu, section A.
         numbers={"activation_rate": math.exp(sum(rates) / len(rates)) if rates else NAN},
     )
 

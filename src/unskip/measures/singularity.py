@@ -1,4 +1,4 @@
-"""Singularity: do the units of a layer still differ from each other (papers/plainnet.md, section V.B)?"""
+"""Singularity: do the units of a layer still differ from each other (Oyedotun et al. 2020, ICPR, section V.B)?"""
 
 import math
 from typing import NamedTuple
@@ -21,21 +21,21 @@ CONDITION = About(
     label="κ(H), largest over smallest singular value",
     log=True,
     healthy="Level with depth. Where it rises steeply, units become copies of each other, and training is unstable.",
-    source="papers/plainnet.md, section V.B, Definition 1 and Proposition 1",
+    source="Oyedotun et al. 2020, section V.B, Definition 1 and Proposition 1",
 )
 RANK = About(
     name="effective_rank",
     title="How many different things a layer says",
     label="effective rank of the units, as a share of their number",
     healthy="Level with depth. Towards 0, all units respond in the same manner.",
-    source="papers/plainnet.md, section V.B",
+    source="Oyedotun et al. 2020, section V.B",
 )
 COLLINEARITY = About(
     name="collinearity",
     title="Units that say the same",
     label="mean absolute correlation of two units",
     healthy="Low and level; towards 1 the units are collinear.",
-    source="papers/plainnet.md, section V.B",
+    source="Oyedotun et al. 2020, section V.B",
 )
 WEIGHTS = About(
     name="weight_condition",
@@ -43,7 +43,7 @@ WEIGHTS = About(
     label="κ(W), largest over smallest singular value",
     log=True,
     healthy="Moderate, up to a few hundreds, and alike in all layers.",
-    source="papers/plainnet.md, section VI.A, Fig. 5",
+    source="Oyedotun et al. 2020, section VI.A, Fig. 5",
 )
 
 
@@ -56,7 +56,7 @@ class Singularity(NamedTuple):
 
 
 def condition_infinity(matrix: Tensor) -> float:
-    """‖Z‖_∞ ‖Z⁺‖_∞, the condition number by which papers/plainnet.md draws its Fig. 5."""
+    """‖Z‖_∞ ‖Z⁺‖_∞, the condition number by which Oyedotun et al. 2020 draws its Fig. 5."""
     z = matrix.double()
     return (torch.linalg.matrix_norm(z, math.inf) * torch.linalg.matrix_norm(torch.linalg.pinv(z), math.inf)).item()
 

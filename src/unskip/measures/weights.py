@@ -1,4 +1,4 @@
-"""Statistics of weights and of their ID entries (papers/noise-stability.md, section 3 and Table 3)."""
+"""Statistics of weights and of their ID entries (Yu and Tomasi 2019, arXiv:1905.10944, section 3 and Table 3)."""
 
 from torch import Tensor
 
@@ -6,14 +6,14 @@ from unskip.measures.probe import Family, Probe
 from unskip.measures.series import About, Findings
 
 NAN = float("nan")
-LARGE = 0.25  # papers/noise-stability.md, Table 3
+LARGE = 0.25  # Yu and Tomasi 2019, Table 3
 
 IDENTITY = About(
     name="id_share",
     title="How much of a layer's weight carries a channel to itself",
     label="share of the weight mass in ID entries",
     healthy="No good or bad: near 0 in plain networks, large where an identity is folded into the weights.",
-    source="papers/noise-stability.md, section C, Table 3",
+    source="Yu and Tomasi 2019, section C, Table 3",
 )
 DEVIATION = About(
     name="weight_deviation",
@@ -21,12 +21,12 @@ DEVIATION = About(
     label="standard deviation of the weights",
     log=True,
     healthy="Alike in layers of the same shape; He's initialisation gives sqrt(2 / (in · k²)).",
-    source="papers/noise-stability.md, section C, Table 3",
+    source="Yu and Tomasi 2019, section C, Table 3",
 )
 
 
 def id_entries(weight: Tensor) -> Tensor:
-    """The entries (c, c, 0, 0), at the kernels' centres, c up to min(C, D) (papers/noise-stability.md, section 3).
+    """The entries (c, c, 0, 0), at the kernels' centres, c up to min(C, D) (Yu and Tomasi 2019, section 3).
 
     Those to which a skip connection adds 1. A kernel of even size has no centre: there are none.
     """

@@ -4,7 +4,7 @@ from unskip.methods.delta_tanh import DeltaTanh
 from unskip.methods.dirac import Dirac, DiracConv2d, DiracLinear, fold_dirac
 from unskip.methods.iso import Iso, SReLU
 from unskip.methods.looks_linear import CReLU, LooksLinear
-from unskip.methods.partial import CentredConv2d
+from unskip.methods.partial import PartialConv2d
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.pnnh import PNNH, PNNHBlock, PNNHPaper
 from unskip.methods.registry import Method, method_names, method_options, register_method, resolve_method
@@ -20,7 +20,6 @@ __all__ = [
     "BlockSpec",
     "CReLU",
     "CappedReLU",
-    "CentredConv2d",
     "DeltaTanh",
     "Dirac",
     "DiracConv2d",
@@ -31,6 +30,7 @@ __all__ = [
     "Method",
     "PNNHBlock",
     "PNNHPaper",
+    "PartialConv2d",
     "Plain",
     "PlainBlock",
     "RMBlock",

@@ -1,7 +1,7 @@
 """Method `delta_tanh`: convolution and tanh, nothing else, at the critical Delta-orthogonal initialisation.
 
 Xiao et al. 2018, *Dynamical Isometry and a Mean Field Theory of CNNs: How to Train 10,000-Layer Vanilla Convolutional
-Neural Networks* (reference [17] of papers/plainnet.md). With weights of gain σ_w and biases of deviation σ_b, the
+Neural Networks* (reference [17] of Oyedotun et al. 2020). With weights of gain σ_w and biases of deviation σ_b, the
 variance q of pre-activations and the growth χ of a gradient over one layer are, for z ~ N(0, 1),
 
     q* = σ_w² E[tanh(√q* z)²] + σ_b²       χ = σ_w² E[tanh'(√q* z)²]

@@ -1,4 +1,6 @@
-"""Method `dirac`: the skip inside of the weights (the DiracNet rows of papers/pnnh.md and papers/seqnet.md).
+"""Method `dirac`: the skip inside of the weights.
+
+The DiracNet rows of Zhang et al. 2024, arXiv:2402.08645 and Hu, github.com/hukkai/no-residual-network.
 
 Zagoruyko and Komodakis 2017, *DiracNets: Training Very Deep Neural Networks Without Skip-Connections*:
 

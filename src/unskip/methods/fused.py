@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 
-from unskip._core.modules import hooked
+from unskip._core.modules import has_hooks
 from unskip.coders import Coder, CoderRef
 from unskip.kernels.dispatch import TRITON, differentiates_backwards, modern
-from unskip.methods.partial import CentredConv2d
+from unskip.methods.partial import PartialConv2d
 
 if TYPE_CHECKING:
     from unskip.methods.pnnh import PNNHBlock
@@ -60,7 +60,7 @@ def layers_of(block: "PNNHBlock") -> Layers | None:
 
 def narrow(conv: nn.Conv2d, side: str) -> bool:
     """A 3 x 3 convolution of few channels, whole or centred on this side."""
-    if type(conv) is CentredConv2d:
+    if type(conv) is PartialConv2d:
         if conv.side != side:
             return False
     elif type(conv) is not nn.Conv2d:
@@ -70,7 +70,7 @@ def narrow(conv: nn.Conv2d, side: str) -> bool:
     return plain and few and conv.groups == 1 and conv.bias is None and conv.padding_mode == "zeros"
 
 
-def chooses(block: nn.Module, device: torch.device) -> bool:
+def is_eligible(block: nn.Module, device: torch.device) -> bool:
     """Whether a block trains by the kernels on a device, under bfloat16 autocast and channels last."""
     from unskip.methods.pnnh import PNNHBlock
 
@@ -79,17 +79,17 @@ def chooses(block: nn.Module, device: torch.device) -> bool:
     return not torch.are_deterministic_algorithms_enabled() and layers_of(block) is not None
 
 
-def suited(block: "PNNHBlock", x: Tensor) -> Layers | None:
+def supports(block: "PNNHBlock", x: Tensor) -> Layers | None:
     """The layers to hand to the kernels; None where the block is to run as it is defined."""
     if type(x) is not Tensor or not x.is_cuda or not block.training:  # a tracer's stand-in is no tensor
         return None
     if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not differentiates_backwards():
         return None
     mixed = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
-    if not mixed or x.dtype != torch.bfloat16 or not chooses(block, x.device):
+    if not mixed or x.dtype != torch.bfloat16 or not is_eligible(block, x.device):
         return None
     layers = layers_of(block)
-    return layers if layers is not None and fits(layers, x) and not watched(block, layers) else None
+    return layers if layers is not None and fits(layers, x) and not inner_layers_hooked(block, layers) else None
 
 
 def fits(layers: Layers, x: Tensor) -> bool:
@@ -109,11 +109,11 @@ def fits(layers: Layers, x: Tensor) -> bool:
     )
 
 
-def watched(block: "PNNHBlock", layers: Layers) -> bool:
+def inner_layers_hooked(block: "PNNHBlock", layers: Layers) -> bool:
     """Whether somebody waits for a layer inside the block to be called."""
     inside: list[nn.Module] = [block.learner, *block.learner, block.drop_path, block.act, layers.coder]
     inside += [] if block.coder is None else [block.coder]
-    return bool(nn_module._has_any_global_hook()) or any(map(hooked, inside))
+    return bool(nn_module._has_any_global_hook()) or any(map(has_hooks, inside))
 
 
 def run(layers: Layers, x: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""Initialisations of two layers around a ReLU, y = M σ(W x), as pure functions (papers/seqnet.md, sections 4 and B.2).
+"""Initialisations of two layers around a ReLU, y = M σ(W x), as pure functions.
+
+Hu, github.com/hukkai/no-residual-network, sections 4 and B.2.
 
 W is D x d_in and M is d_out x D, with D at least 2 max(d_in, d_out). The paper has d_in = d_out = d and M = Wᵀ. Where
 the widths differ, W and M are cut from one draw for the larger of them, so that the channels that both have are tied.

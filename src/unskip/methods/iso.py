@@ -1,4 +1,6 @@
-"""Method `iso`: an isometric network of convolutions and shifted ReLUs (the ISONet row of papers/seqnet.md, Table 1).
+"""Method `iso`: an isometric network of convolutions and shifted ReLUs.
+
+The ISONet row of Hu, github.com/hukkai/no-residual-network, Table 1.
 
 Qi et al. 2020, *Deep Isometric Learning for Visual Recognition*: Delta kernels at initialisation, kept near
 orthogonal by a penalty while it trains (`unskip.train.Orthogonal`, `orthogonal` in a recipe), and

@@ -1,7 +1,7 @@
 """Method `looks_linear`: concatenated ReLUs behind mirrored weights, linear at initialisation.
 
 Balduzzi et al. 2017, *The Shattered Gradients Problem: If resnets are the answer, then what is the question?*
-(papers/seqnet.md compares with it in sections 4.1 and B.2):
+(Hu compares with it in sections 4.1 and B.2):
 
     CReLU(x) = [ReLU(x), ReLU(-x)]       W = [V, -V] at initialisation, so that W CReLU(x) = V x
 

@@ -15,7 +15,7 @@ from unskip.methods.spec import Conv, factory, replace_weight
 Side = Literal["reads", "writes"]
 
 
-class CentredConv2d(nn.Conv2d):
+class PartialConv2d(nn.Conv2d):
     """k x k taps for the first `full` channels that it reads (or writes), the centre tap alone for the others.
 
     `weight` holds the former and `centre` the latter, so that no zero is stored, trained or counted. Both start from
@@ -28,7 +28,7 @@ class CentredConv2d(nn.Conv2d):
         channels = like.in_channels if side == "reads" else like.out_channels
         if like.groups != 1 or not 1 <= full < channels:
             raise ValueError(
-                f"CentredConv2d: full={full} must be at least 1 and less than the {channels} channels that {like} "
+                f"PartialConv2d: full={full} must be at least 1 and less than the {channels} channels that {like} "
                 f"{side}, and that must have one group."
             )
         rest = channels - full

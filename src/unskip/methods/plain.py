@@ -1,4 +1,7 @@
-"""Method `plain`: the skips are removed and nothing else (the Plain-N rows of papers/pnnh.md, Tables 1 and 2)."""
+"""Method `plain`: the skips are removed and nothing else.
+
+The Plain-N rows of Zhang et al. 2024, arXiv:2402.08645, Tables 1 and 2.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,6 @@
-"""Method `pnnh`: a trained learner of half the width beside a frozen, shared coder (papers/pnnh.md, section 4).
+"""Method `pnnh`: a trained learner of half the width beside a frozen, shared coder.
+
+Zhang et al. 2024, arXiv:2402.08645, section 4.
 
     y = σ( learner(x) + coder(x) )          coder(x) = W_dec ⊛ σ(W_enc ⊛ x)
     learner(x) = W_2 ⊛ σ(norm(W_1 ⊛ x))     hidden width H - C_B, no norm after W_2 (Appendix D)
@@ -19,10 +21,10 @@ from torch import Tensor, nn
 
 from unskip.coders import FORMS, PRETEXTS, CoderBank, CoderSpec, act_name, odd_part_is_identity
 from unskip.kernels.depthwise import JoinedSequential
-from unskip.kernels.stem import quicken_stem
+from unskip.kernels.stem import use_fast_stem
 from unskip.methods import fused
 from unskip.methods.lean import LeanInverted, LeanSequential
-from unskip.methods.partial import CentredConv2d
+from unskip.methods.partial import PartialConv2d
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.registry import check_choices, register_method
 from unskip.methods.spec import RECTIFIERS, BlockSpec, Conv, Layer, Unsupported, factory
@@ -57,7 +59,7 @@ class PNNHBlock(nn.Module):
         self.act = nn.Identity() if act is None else act
 
     def forward(self, x: Tensor) -> Tensor:
-        layers = fused.suited(self, x)
+        layers = fused.supports(self, x)
         if layers is not None:
             return fused.run(layers, x)
         x = self.pre(x)
@@ -150,7 +152,7 @@ class PNNH:
         """A norm before pooling, where the network has a place for one, and a faster stem, where it has one."""
         set_head_norm("pnnh", network, self.head_norm)
         if self.block != "plain":
-            quicken_stem(network)
+            use_fast_stem(network)
 
     def _hidden(self, width: int) -> int:
         assert self.hidden is not None
@@ -252,7 +254,7 @@ class PNNH:
             if self.transient == "centre":
                 assert isinstance(conv, nn.Conv2d)
                 carried = max(1, round(self.ratio * (fan_out if i == last else fan_in)))
-                conv = CentredConv2d(conv, carried, side="writes" if i == last else "reads", scale=scale)
+                conv = PartialConv2d(conv, carried, side="writes" if i == last else "reads", scale=scale)
             else:
                 initialise(conv, scale)
             learner.add_module(f"conv{i + 1}", conv)

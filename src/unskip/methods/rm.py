@@ -1,7 +1,7 @@
 """Method `rm`: exact removal of a skip; the block's input travels beside its branch in extra channels.
 
-The RM operation (Meng et al., *RMNet*, which papers/pnnh.md builds on, section 4.2): a block y = σ(W_2 σ(W_1 x) + S x)
-becomes, for x ≥ 0 and with I for a Dirac kernel,
+The RM operation (Meng et al., *RMNet*, which Zhang et al. 2024 build on, section 4.2). A block
+y = σ(W_2 σ(W_1 x) + S x) becomes, for x ≥ 0 and with I for a Dirac kernel,
 
     y = σ( [W_2, S] ⊛ σ( [W_1; I] ⊛ x ) )
 

@@ -1,4 +1,6 @@
-"""Method `seq`: SeqNet's blocks, pairs of layers whose second starts as the transpose of the first (papers/seqnet.md).
+"""Method `seq`: SeqNet's blocks, pairs of layers whose second starts as the transpose of the first.
+
+Hu, github.com/hukkai/no-residual-network.
 
     y = B( M ⊛ σ(W ⊛ x) )       W: d -> k d,   M: k d -> d,   M = Wᵀ at initialisation (section 4.2)
 

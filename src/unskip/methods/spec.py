@@ -115,7 +115,7 @@ class BlockSpec:
 
     @cached_property
     def family(self) -> str:
-        """'vanilla', 'bottleneck', 'inverted' or 'mlp' (papers/pnnh.md, Eq. 6-8); Unsupported for any other shape."""
+        """'vanilla', 'bottleneck', 'inverted' or 'mlp' (Zhang et al. 2024, Eq. 6-8); raises Unsupported otherwise."""
         layers = self.layers
         convs = [layer.conv for layer in layers]
         if len(layers) == 2 and all(isinstance(c, nn.Linear) for c in convs):

@@ -17,7 +17,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 from unskip.coders import Coder, CoderRef, TransitionCoder
 from unskip.kernels.depthwise import JoinedSequential
 from unskip.methods.dirac import DiracConv2d, DiracLinear, fold_dirac
-from unskip.methods.partial import CentredConv2d
+from unskip.methods.partial import PartialConv2d
 from unskip.methods.pnnh import PNNHBlock
 from unskip.methods.rm import RMBlock, absorbed
 from unskip.methods.seq import TiedConv
@@ -54,7 +54,7 @@ def plain_layer(module: nn.Module) -> nn.Module:
         return fold_dirac(module).train(module.training)
     if isinstance(module, TiedConv):
         return module.untied().train(module.training)
-    return module.plain().train(module.training) if isinstance(module, CentredConv2d) else module
+    return module.plain().train(module.training) if isinstance(module, PartialConv2d) else module
 
 
 def replaced(network: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:

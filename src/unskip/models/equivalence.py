@@ -1,4 +1,6 @@
-"""T and its inverse: simplified plain and residual networks are the same functions (papers/noise-stability.md, 3, 4.1).
+"""T and its inverse: simplified plain and residual networks are the same functions.
+
+Yu and Tomasi 2019, arXiv:1905.10944, 3, 4.1.
 
     p = T(r) = r + rho,    r = T^-1(p) = p - rho,    rho = 1 at the ID entries of the blocks' kernels, else 0
 

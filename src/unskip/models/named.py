@@ -1,4 +1,4 @@
-"""The backbones of papers/pnnh.md, each with its skip-free names. The name of the function is the public id."""
+"""The backbones of Zhang et al. 2024, each with its skip-free names. The name of the function is the public id."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""PlainNet (papers/plainnet.md): 100-layer MLPs and a 50-layer convolutional net of BatchNorm and leaky ReLU (0.3).
+"""PlainNet (Oyedotun et al. 2020): 100-layer MLPs and a 50-layer convolutional net of BatchNorm and leaky ReLU (0.3).
 
 The third component of the paper, max-norm 3 on the incoming weights of every hidden unit, constrains training and not
 the network: recipes say it (`max_norm`, `unskip.train.MaxNorm`).

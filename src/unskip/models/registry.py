@@ -117,7 +117,7 @@ def backbone(
     Args:
         residual: whether the residual network gets a name too.
         methods: the methods to name, `method_backbone` each.
-        paper: parameters that papers/pnnh.md prints, in millions, by method ('residual', 'plain', 'pnnh', 'dirac').
+        paper: parameters that Zhang et al. 2024 prints, in millions, by method ('residual', 'plain', 'pnnh', 'dirac').
         presets: options of a method, by method, where its name means others than its defaults.
         name: of the backbone, where it is not that of the function.
         about: what `network` takes.

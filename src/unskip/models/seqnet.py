@@ -1,4 +1,4 @@
-"""SeqNet (papers/seqnet.md, sections 4 and B): ResNet's layout with SeqBasic or SeqBottle blocks, and no skip.
+"""SeqNet (Hu, sections 4 and B): ResNet's layout with SeqBasic or SeqBottle blocks, and no skip.
 
 A network of SeqBottle blocks has the widths of its 3x3 convolutions, 64 to 512, from stem to head, so SeqNet50 is
 ResNet34's layout with another block. "50" is the ResNet it is compared with; it has 16 blocks of 4 convolutions.

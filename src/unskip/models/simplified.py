@@ -1,4 +1,6 @@
-"""Simplified networks: one convolution a block, no norm, with or without a skip (papers/noise-stability.md, A and D.3).
+"""Simplified networks: one convolution a block, no norm, with or without a skip.
+
+Yu and Tomasi 2019, arXiv:1905.10944, A and D.3.
 
 A network of L = 3N + 2 layers is a stem, three stages of N blocks with 16, 32 and 64 channels, average pooling and a
 linear classifier. Its block with the parameters p (plain) or r (residual) computes

@@ -66,7 +66,7 @@ def _normal(*shape: int) -> Tensor:
 
 
 def symmetric_relu() -> list[Row]:
-    """papers/seqnet.md, Proposition 3.14: Var[ReLU(x)] of symmetric x of variance 1."""
+    """Hu, Proposition 3.14: Var[ReLU(x)] of symmetric x of variance 1."""
     n = 1_000_000
     laplace = torch.distributions.Laplace(torch.tensor(0.0, dtype=torch.float64), math.sqrt(0.5)).sample((n,))
     inputs = {
@@ -84,7 +84,7 @@ def symmetric_relu() -> list[Row]:
 
 
 def shifted_relu() -> list[Row]:
-    """papers/seqnet.md, Proposition C.2: the same with a bias b, to first order in b, for normal x."""
+    """Hu, Proposition C.2: the same with a bias b, to first order in b, for normal x."""
     n, b, size, p0 = 4_000_000, 0.05, math.sqrt(2 / math.pi), 1 / math.sqrt(2 * math.pi)
     y = (_normal(n) + b).clamp_min(0)
     gap = (y > 0).double() - (y - y.mean()) ** 2  # E[σ'²] - Var[σ]
@@ -98,7 +98,7 @@ def shifted_relu() -> list[Row]:
 
 
 def rates() -> list[Row]:
-    """papers/seqnet.md, Eq. 1: to the letter E[σ'(X)]² / Var[σ(X)]; its numbers are E[σ'(X)²] / Var[σ(X)]."""
+    """Hu, Eq. 1: to the letter E[σ'(X)]² / Var[σ(X)]; its numbers are E[σ'(X)²] / Var[σ(X)]."""
     rows = []
     for name, g in ACTIVATIONS.items():
         moments = activation_moments(g)
@@ -112,7 +112,7 @@ def rates() -> list[Row]:
 
 
 def batch_norm_backward() -> list[Row]:
-    """papers/seqnet.md, Proposition 3.8: what BatchNorm lets through of gradients."""
+    """Hu, Proposition 3.8: what BatchNorm lets through of gradients."""
     rows = []
     for batch in (4, 16):
         units = 2_000_000 // batch // 4
@@ -133,7 +133,7 @@ def batch_norm_backward() -> list[Row]:
 
 
 def two_layers() -> list[Row]:
-    """papers/seqnet.md, Proposition 4.1, with weights N(0, 1/D) as the text above it has them: a quarter."""
+    """Hu, Proposition 4.1, with weights N(0, 1/D) as the text above it has them: a quarter."""
     d, k, draws = 64, 2, 400
     D = k * d
     rows = []
@@ -162,7 +162,7 @@ def two_layers() -> list[Row]:
 
 
 def l_init() -> list[Row]:
-    """papers/seqnet.md, B.2: L-Init with M = [Rᵀ, -Rᵀ] is √2 x; the printed M = Rᵀ has half the columns it needs."""
+    """Hu, B.2: L-Init with M = [Rᵀ, -Rᵀ] is √2 x; the printed M = Rᵀ has half the columns it needs."""
     d, k = 16, 4
     R = torch.linalg.qr(_normal(k * d // 2, d)).Q
     W = math.sqrt(2) * torch.cat([R, -R])
@@ -177,7 +177,7 @@ def l_init() -> list[Row]:
 
 
 def survival() -> list[Row]:
-    """papers/pnnh.md, Theorems 3.2 and 3.3, on random two-layer blocks of width 256."""
+    """Zhang et al. 2024, Theorems 3.2 and 3.3, on random two-layer blocks of width 256."""
     rows, width = [], 256
     for mu, sigma in ((1.0, 1.0), (1.0, 0.1)):
         units, means, shares, plain = [], [], [], []
@@ -208,7 +208,7 @@ def survival() -> list[Row]:
 
 
 def survival_in_depth() -> list[Row]:
-    """papers/pnnh.md, Eq. 15: the share of units on in the 20th plain layer, which is no power of one layer's."""
+    """Zhang et al. 2024, Eq. 15: the share of units on in the 20th plain layer, which is no power of one layer's."""
     shares = []
     for _ in range(60):
         h = _normal(64, 256).abs()
@@ -222,7 +222,7 @@ def survival_in_depth() -> list[Row]:
 
 
 def dominance() -> list[Row]:
-    """papers/noise-stability.md: Eq. 15 against Eq. 14, and the spread of the others' gradients, which settles p'."""
+    """Yu and Tomasi 2019: Eq. 15 against Eq. 14, and the spread of the others' gradients, which settles p'."""
     grid = np.logspace(-4, 4, 8001)
     off = max(abs(probability_larger(r) - probability_larger_logistic(r)) for r in grid)
     n, hops, p, epsilon, sigma_A = 20, 5, 0.6, 0.1, 0.01
@@ -248,7 +248,7 @@ def dominance() -> list[Row]:
 
 
 def weight_regularisation() -> list[Row]:
-    """papers/noise-stability.md, Table 4: λ‖p‖²/2 before training (KWI: variance 2/S); the print is 1/128 of it."""
+    """Yu and Tomasi 2019, Table 4: λ‖p‖²/2 before training (KWI: variance 2/S); the print is 1/128 of it."""
     rows, table = [], paper_table("noise_stability", "4")
     for depth in (20, 32, 44):
         printed = table.value("plain_decay", phase="before", depth=depth)
@@ -261,7 +261,7 @@ def weight_regularisation() -> list[Row]:
 
 
 def conditioning() -> list[Row]:
-    """papers/plainnet.md, Proposition 1 for a change of X that is not small, and the rank that a non-linearity adds."""
+    """Oyedotun et al. 2020, Proposition 1 for a large change of X, and the rank that a non-linearity adds."""
     X = _normal(5, 9).numpy()
     U, s, Vt = np.linalg.svd(X, full_matrices=False)
     W = np.outer(np.ones(3), U[:, -1])
@@ -287,7 +287,7 @@ def conditioning() -> list[Row]:
 
 
 def interlayer() -> list[Row]:
-    """papers/noise-stability.md, section 5: the interlayer cushion of the 5th of 9 blocks of a 20-layer plain network.
+    """Yu and Tomasi 2019, section 5: the interlayer cushion of the 5th of 9 blocks of a 20-layer plain network.
 
     With the statistics of the batch, scaling a plain block's input changes nothing, so J x is 0 and so is the cushion,
     whatever the network. With running statistics it is near 1, as of any map without preferred directions.

@@ -1,4 +1,4 @@
-"""papers/noise-stability.md, Figure 11 (D.4.1): the share of dominant gradient flows, by theory and simulation."""
+"""Yu and Tomasi 2019, Figure 11 (D.4.1): the share of dominant gradient flows, by theory and simulation."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated

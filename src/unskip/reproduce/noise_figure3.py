@@ -1,4 +1,4 @@
-"""papers/noise-stability.md, Figure 3 (section 5): layer cushions of trained simplified networks.
+"""Yu and Tomasi 2019, arXiv:1905.10944, Figure 3 (section 5): layer cushions of trained simplified networks.
 
 The cushion of a sample is ‖A x‖ / (‖A‖ ‖x‖). For residual networks the paper puts the plain weights t = T(r), identity
 included, into ‖A x‖, and the residual weights r, without it, into ‖A‖. Here it is beside the measure that has the same

@@ -1,4 +1,4 @@
-"""papers/noise-stability.md, Table 1 (section A): simplified plain and residual networks on CIFAR-10."""
+"""Yu and Tomasi 2019, arXiv:1905.10944, Table 1 (section A): simplified plain and residual networks on CIFAR-10."""
 
 from dataclasses import dataclass
 from pathlib import Path

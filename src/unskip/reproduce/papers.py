@@ -2,7 +2,7 @@
 
 One file a paper, tables/PAPER.toml, all laid out alike:
 
-    source = "papers/pnnh.md"
+    source = "Zhang et al. 2024"
     [[tables]]
     number, section, about    as the paper counts them; `about` says in our words what the table shows, and how measured
     columns                   { key, about, unit } each; the spread of a column is a column of its own

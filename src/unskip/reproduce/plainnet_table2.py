@@ -1,4 +1,4 @@
-"""papers/plainnet.md, Table II (section VI.C): 100-layer MLPs on USPS, with and without BatchNorm, LReLU and max-norm.
+"""Oyedotun et al. 2020, Table II (section VI.C): 100-layer MLPs on USPS, with and without BatchNorm, LReLU, max-norm.
 
 1. Select: each row at seven learning rates of the paper's range [0.0001-0.1], one seed, on nine tenths of the training
    images; the rate with the lowest validation error (eval mode, norms settled) is the row's.

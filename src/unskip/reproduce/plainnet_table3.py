@@ -1,4 +1,4 @@
-"""papers/plainnet.md, Table III (section VI.C): CIFAR-10 with and without skip connections."""
+"""Oyedotun et al. 2020, ICPR, Table III (section VI.C): CIFAR-10 with and without skip connections."""
 
 from dataclasses import dataclass
 from pathlib import Path

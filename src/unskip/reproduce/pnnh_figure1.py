@@ -1,8 +1,8 @@
-"""papers/pnnh.md, Figure 1: where networks lose their input, at initialisation.
+"""Zhang et al. 2024, arXiv:2402.08645, Figure 1: where networks lose their input, at initialisation.
 
 The paper scores layers by DISTS, the perceptual distance to the input image, which needs VGG-16's weights. Here two
-measures need none: `near_far`, whether a trifle of noise looks like another image, and `recovery`, how much of the
-image can be read off a layer. `--dists` adds the paper's own.
+measures need none: `noise_to_signal`, whether a trifle of noise looks like another image, and `recovery`, how much of
+the image can be read off a layer. `--dists` adds the paper's own.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import vgg19_bn
 
-from unskip.measures import near_far, record_outputs, recovery
+from unskip.measures import noise_to_signal, record_outputs, recovery
 from unskip.measures.dissipation import NOISE, downscaled, sketch
 from unskip.measures.dists import SAMPLES, dissimilarity, picture, side_of
 from unskip.models.cifar import cifar_resnet
@@ -24,7 +24,7 @@ from unskip.reproduce.images import load_set, sample_images
 from unskip.reproduce.registry import Outcome, reproduction
 from unskip.surgery import plainify
 
-LOST = 0.5  # near_far above which we call the input lost
+LOST = 0.5  # noise_to_signal above which we call the input lost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def losses(
     clean, other = (record_outputs(network.train(), paths, images) for images in (x, noisy))
     target = downscaled(x)
     found = {
-        "near_far": [near_far(clean[path], other[path]) for path in paths],
+        "noise_to_signal": [noise_to_signal(clean[path], other[path]) for path in paths],
         "recovery": [recovery(sketch(clean[path].flatten(1), seed=0), target) for path in paths],
     }
     if dists:
@@ -106,13 +106,13 @@ def perceptual(layers: list[Tensor], images: Tensor) -> list[float]:
 
 @reproduction("pnnh-figure1", config=Figure1)
 def figure1(config: Figure1) -> Outcome:
-    """near_far and recovery against depth, one line a network, bands from the lowest to the highest initialisation."""
+    """noise_to_signal and recovery against depth, one line a network, bands over initialisations."""
     data = load_set(config.dataset, config.data)
     x = sample_images(data, config.images, channels=3)
     possible = recovery(sketch(x.flatten(1), seed=0), downscaled(x))
     name = config.data.stem if config.data is not None and config.dataset == "npz" else data.name
     title = f"Where the input is lost, at initialisation ({config.images} test images of {name})"
-    measures = ("near_far", "recovery", "dists") if config.dists else ("near_far", "recovery")
+    measures = ("noise_to_signal", "recovery", "dists") if config.dists else ("noise_to_signal", "recovery")
     figure, axes = panels(1, len(measures), size=(4.6 * len(measures), 4.0), title=title)
     numbers: dict[str, object] = {"recovery from the images themselves": possible}
     if config.dists:  # first, so that what is missing is said before the work
@@ -136,10 +136,10 @@ def figure1(config: Figure1) -> Outcome:
             mean[measure] = curves.mean(0)
             ax.fill_between(depth, curves.min(0), curves.max(0), color=colour, alpha=0.2, linewidth=0)
             ax.plot(depth, mean[measure], "o-", color=colour, markersize=2.5, linewidth=1.2, label=label)
-        lost = depth[mean["near_far"] > LOST]
+        lost = depth[mean["noise_to_signal"] > LOST]
         numbers[label] = {"depth": depths} | {measure: [run[measure] for run in runs] for measure in measures}
         lines.append(
-            f"{label}: near/far {mean['near_far'][-1]:.3f} and recovery R² {mean['recovery'][-1]:.2f} at layer "
+            f"{label}: near/far {mean['noise_to_signal'][-1]:.3f} and recovery R² {mean['recovery'][-1]:.2f} at layer "
             f"{depth[-1]} (n = {config.seeds}); near/far above {LOST} "
             f"{f'from layer {lost[0]}' if len(lost) else 'nowhere'}."
         )

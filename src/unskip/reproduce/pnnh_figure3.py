@@ -1,4 +1,4 @@
-"""papers/pnnh.md, Figure 3 (section 5.2): CIFAR-10 error against parameters, by depth, with and without skips.
+"""Zhang et al. 2024, Figure 3 (section 5.2): CIFAR-10 error against parameters, by depth, with and without skips.
 
 The paper prints no numbers for this figure; those of its Table 1 at 110 layers are drawn beside ours.
 """

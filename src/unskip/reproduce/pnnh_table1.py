@@ -1,4 +1,4 @@
-"""papers/pnnh.md, Table 1 (section 5.2): CIFAR test errors of residual, plain and PNNH networks."""
+"""Zhang et al. 2024, Table 1 (section 5.2): CIFAR test errors of residual, plain and PNNH networks."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""papers/pnnh.md, Table 4 (Appendix C): the 110-layer PNNH network with coders of six pretext tasks."""
+"""Zhang et al. 2024, Table 4 (Appendix C): the 110-layer PNNH network with coders of six pretext tasks."""
 
 from dataclasses import dataclass
 from pathlib import Path

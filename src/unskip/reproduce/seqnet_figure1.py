@@ -1,4 +1,4 @@
-"""papers/seqnet.md, Figure 1 (left) and Figure 10: gradients of plain and residual networks at initialisation."""
+"""Hu, Figure 1 (left) and Figure 10: gradients of plain and residual networks at initialisation."""
 
 from dataclasses import dataclass
 from typing import Annotated

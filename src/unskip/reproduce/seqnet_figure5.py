@@ -1,4 +1,4 @@
-"""papers/seqnet.md, Figure 5 (section A): gradients for SELU, Tanh and ReLU, with and without BatchNorm."""
+"""Hu, Figure 5 (section A): gradients for SELU, Tanh and ReLU, with and without BatchNorm."""
 
 import math
 from dataclasses import dataclass

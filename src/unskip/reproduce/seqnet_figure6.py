@@ -1,4 +1,4 @@
-"""papers/seqnet.md, Figure 6 (section A.1): the predicted gradient norm beside the actual one."""
+"""Hu, Figure 6 (section A.1): the predicted gradient norm beside the actual one."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The 20-layer, 256-wide random networks of papers/seqnet.md, sections 2.1 and A, and their weights' gradients."""
+"""The 20-layer, 256-wide random networks of Hu, sections 2.1 and A, and their weights' gradients."""
 
 import math
 from collections.abc import Callable

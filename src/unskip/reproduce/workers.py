@@ -65,7 +65,7 @@ def train_all(
     if left:
         epochs = " or ".join(map(str, sorted({recipes[name].epochs for name in left})))
         say(f"Runs to train: {len(left)} (epochs: {epochs}), {at_once} at a time. What each prints: {folder / 'logs'}")
-    crew = Crew(folder, data, threads=max(1, (os.cpu_count() or 1) // at_once))
+    crew = WorkerPool(folder, data, threads=max(1, (os.cpu_count() or 1) // at_once))
     failures = []
     with Pause(), ThreadPoolExecutor(at_once) as pool:
         futures = {pool.submit(crew.train, name, recipes[name]): name for name in left}
@@ -98,7 +98,7 @@ def train_all(
     return {name: result for name, result in results.items() if result is not None}
 
 
-class Crew:
+class WorkerPool:
     """Starts the processes, and stops them."""
 
     def __init__(self, folder: Path, data: Path | None, threads: int) -> None:

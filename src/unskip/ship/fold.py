@@ -18,7 +18,7 @@ from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
 from unskip._core.modules import unwrap
-from unskip.coders import CheapCoder, CheapTransition, Coder, CoderRef, TransitionCoder, closed_of
+from unskip.coders import ClosedFormCoder, ClosedFormTransition, Coder, CoderRef, TransitionCoder, closed_of
 from unskip.kernels.depthwise import JoinedSequential
 from unskip.kernels.stem import LAYERS as PLAIN_LAYERS
 from unskip.kernels.stem import PooledStem, StemConv2d, StemPool, ordinary
@@ -122,7 +122,7 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
 def _refuse_folded(network: nn.Module) -> None:
     """A coder in its cheap form has no weights left to fold."""
     for path, module in network.named_modules():
-        if isinstance(module, CheapCoder | CheapTransition):
+        if isinstance(module, ClosedFormCoder | ClosedFormTransition):
             raise Refusal(path, "is folded in form 'fast' already; use the network as it is, or fold the trained one.")
 
 
@@ -174,13 +174,13 @@ def _kept(network: nn.Module, x: Tensor) -> set[str]:
     }
 
 
-def _cheap(block: PNNHBlock) -> CheapCoder | CheapTransition | None:
+def _cheap(block: PNNHBlock) -> ClosedFormCoder | ClosedFormTransition | None:
     coder = block.coder.coder if isinstance(block.coder, CoderRef) else block.coder
     if isinstance(coder, TransitionCoder):
         transition = coder.cheap()
         return None if transition is None else transition.eval()
     closed = closed_of(coder.enc, coder.dec, coder.act, coder.depth) if isinstance(coder, Coder) else None
-    return None if closed is None else CheapCoder(closed).eval()
+    return None if closed is None else ClosedFormCoder(closed).eval()
 
 
 @torch.no_grad()
@@ -391,7 +391,7 @@ def _refuse_leftovers(steps: list[Step]) -> None:
         module = step.module
         if step.function in LAYERS | POOLING | SHAPES | ACTIVATIONS or is_activation(module):
             continue
-        if isinstance(module, SReLU | CReLU | CappedReLU | CheapCoder | CheapTransition | PNNHBlock):
+        if isinstance(module, SReLU | CReLU | CappedReLU | ClosedFormCoder | ClosedFormTransition | PNNHBlock):
             continue
         if len(step.sources) > 1 and step.function in ("add", "add_", "iadd", "__add__", "__iadd__"):
             raise Refusal(step.where, f"({type(module).__name__}) adds two tensors: it keeps a skip connection.")

@@ -67,13 +67,13 @@ class Check:
         _check_tolerance("Check.ok", tolerance)
         return self.worst() <= tolerance
 
-    def parting(self, tolerance: float = TOLERANCE) -> str | None:
+    def first_mismatch(self, tolerance: float = TOLERANCE) -> str | None:
         """The path of the first layer where the networks part, in float64, or None.
 
         A layer that was rewritten (a convolution that has absorbed its norm) may differ while those after it agree, so
         it is the first layer behind the last that agrees. None where the last layer agrees, or none is shared.
         """
-        _check_tolerance("Check.parting", tolerance)
+        _check_tolerance("Check.first_mismatch", tolerance)
         path = None
         for layer in reversed(self.layers):
             if layer.float64.relative <= tolerance:
@@ -112,7 +112,7 @@ class Check:
             _row(f"output, {source}", self.output[source, "float32"], self.output[source, "float64"])
             for source in ("example", "random")
         ]
-        parting = self.parting()
+        parting = self.first_mismatch()
         shown = self._around(parting)
         lines += [_row(layer.path, layer.float32, layer.float64) for layer in shown]
         lines += ["", f"{len(self.layers)} layers compared by their paths, {len(shown)} shown."]

@@ -29,7 +29,7 @@ class Surgery:
     kept: dict[str, int]  # skips that stay by design, by kind: {'attention': 12}
 
 
-class Stuck(ValueError):  # noqa: N818 - a refusal with a reason
+class UnsupportedBlockError(ValueError):
     """A block that the method can't make skip-free. A whole sentence, with the way out that the library has."""
 
     def __init__(self, reason: str) -> None:
@@ -150,7 +150,9 @@ def _plainify(network: nn.Module, how: Method, *, label: str, strict: bool) -> n
         try:
             spec, new = _operate(block, path, reader, how, bank, nonnegative=id(block) in nonnegative)
         except Unsupported as reason:
-            refusal = Stuck(f"plainify: method {label} can't make block {path!r} of {name} skip-free: {reason}.")
+            refusal = UnsupportedBlockError(
+                f"plainify: method {label} can't make block {path!r} of {name} skip-free: {reason}."
+            )
         if refusal:
             _refuse(refusal, strict)
             left.append(path)

@@ -1,4 +1,6 @@
-"""Conditioning: how far weights move when a representation does (papers/plainnet.md, section V.B, Proposition 1).
+"""Conditioning: how far weights move when a representation does.
+
+Oyedotun et al. 2020, ICPR, section V.B, Proposition 1.
 
 Layer weights W solve Y = W X for representations X of shape (n, N). When X becomes X + ΔX, the least-squares solution
 moves by ΔW, and ‖ΔW‖ / ‖W‖ is bounded by κ(X) and η = ‖ΔX‖ / ‖X‖.

@@ -1,4 +1,4 @@
-"""Dominant gradient flow at initialisation (papers/noise-stability.md, D.4.1 and E).
+"""Dominant gradient flow at initialisation (Yu and Tomasi 2019, arXiv:1905.10944, D.4.1 and E).
 
 σ^(l) is the share of units i of layer l whose gradient comes more from unit i of the last layer L than from all others
 together. The model: L - l layers Kᵀ S with n units, S a diagonal of independent Bernoulli(p), V one of N(0, σ_V²);

@@ -1,4 +1,6 @@
-"""Scaling ratios: what an operator does to the variance of signals and of gradients (papers/seqnet.md, 3, 4.1, A, C.1).
+"""Scaling ratios: what an operator does to the variance of signals and of gradients.
+
+Hu, github.com/hukkai/no-residual-network, 3, 4.1, A, C.1.
 
 R_f = Var[y] / Var[x] going forward, R_b = Var[∂ℓ/∂x] / Var[∂ℓ/∂y] going back (Definition 3.1). Where the forward signal
 is held at its size, by BatchNorm or initialisation, gradients grow by R_b / R_f at each operator.

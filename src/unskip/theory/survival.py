@@ -1,4 +1,6 @@
-"""Surviving neurons and the depth at which the bound on them is spent (papers/pnnh.md, section 3.1 and Appendix B).
+"""Surviving neurons and the depth at which the bound on them is spent.
+
+Zhang et al. 2024, arXiv:2402.08645, section 3.1 and Appendix B.
 
 The setting: inputs are non-negative with mean μ_x and variance σ_x², independent of each other, and the weights of two
 layers, ReLU between them, are He-normal. Three readings of Theorems 3.2 and 3.3 stand side by side (docs/errata.md):

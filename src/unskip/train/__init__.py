@@ -9,16 +9,16 @@ if TYPE_CHECKING:
     from unskip.train.penalties import MaxNorm, Orthogonal, ShiftedDecay, identity_shift
     from unskip.train.recipe import Recipe, load_recipe, recipe_names
     from unskip.train.runner import Result, run
-    from unskip.train.trainer import Diverged, Stopped
+    from unskip.train.trainer import TrainingDiverged, TrainingInterrupted
 
 __all__ = [
-    "Diverged",
     "MaxNorm",
     "Orthogonal",
     "Recipe",
     "Result",
     "ShiftedDecay",
-    "Stopped",
+    "TrainingDiverged",
+    "TrainingInterrupted",
     "identity_shift",
     "load_recipe",
     "param_groups",
@@ -28,7 +28,7 @@ __all__ = [
 
 # Accelerate and matplotlib take seconds to import, so they wait until somebody trains.
 _HOME = {
-    **dict.fromkeys(("Diverged", "Stopped"), "trainer"),
+    **dict.fromkeys(("TrainingDiverged", "TrainingInterrupted"), "trainer"),
     **dict.fromkeys(("MaxNorm", "Orthogonal", "ShiftedDecay", "identity_shift"), "penalties"),
     **dict.fromkeys(("Recipe", "load_recipe", "recipe_names"), "recipe"),
     **dict.fromkeys(("Result", "run"), "runner"),

@@ -29,7 +29,7 @@ def unit_weights(network: nn.Module) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class MaxNorm:
-    """Scales each hidden unit's incoming weights down to norm `limit` where they exceed it (papers/plainnet.md, VI.C).
+    """Scales each hidden unit's incoming weights down to norm `limit` where larger (Oyedotun et al. 2020, VI.C).
 
         w_j <- w_j * min(1, limit / ||w_j||)
 
@@ -52,7 +52,7 @@ class MaxNorm:
 
 @dataclass(frozen=True)
 class Orthogonal:
-    """Orthogonal regularisation (papers/seqnet.md, B.2), summed over the weights W (D x d), n = min(D, d):
+    """Orthogonal regularisation (Hu, B.2), summed over the weights W (D x d), n = min(D, d):
 
         l(W) = eta * || n / trace(Sigma) * Sigma - I_n ||_F^2,   Sigma = W^T W if D >= d, else W W^T
 
@@ -76,7 +76,7 @@ def orthogonality(W: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ShiftedDecay:
-    """Weight decay measured from a shift (papers/noise-stability.md, 4.1):
+    """Weight decay measured from a shift (Yu and Tomasi 2019, 4.1):
 
         l = weight_decay / 2 * sum_i || p_i - shift_i ||^2
 

@@ -79,9 +79,9 @@ class Recipe:
     gamma: float = 0.1  # factor at each milestone
 
     # Penalties and constraints
-    max_norm: float = 0.0  # largest norm of a unit's incoming weights (papers/plainnet.md, VI.C); 0 is off
-    orthogonal: float = 0.0  # η of orthogonal regularisation (papers/seqnet.md, B.2); 0 is off
-    decay_from: DecayFrom = "zero"  # what weight decay pulls to: 0, the identity (noise-stability.md, 4.1), the start
+    max_norm: float = 0.0  # largest norm of a unit's incoming weights (Oyedotun et al. 2020, VI.C); 0 is off
+    orthogonal: float = 0.0  # η of orthogonal regularisation (Hu, B.2); 0 is off
+    decay_from: DecayFrom = "zero"  # what weight decay pulls to: 0, the identity (Yu and Tomasi 2019, 4.1), the start
     ema: float = 0.0  # decay of the average of the weights that is tested; 0 is off
     settle: int = 0  # training images, as one batch, on which norms are measured anew at the end; 0: running averages
 

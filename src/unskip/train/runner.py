@@ -80,8 +80,8 @@ def run(
 
     Raises:
         ValueError: something about recipe, data, network or folder is wrong; nothing has been overwritten.
-        Stopped: SIGTERM or SIGINT came; the run is saved, and resume='auto' goes on with it.
-        Diverged: the loss is no number any more.
+        TrainingInterrupted: SIGTERM or SIGINT came; the run is saved, and resume='auto' goes on with it.
+        TrainingDiverged: the loss is no number any more.
     """
     if not isinstance(recipe, str | Path | Recipe):
         raise ValueError(

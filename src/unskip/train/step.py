@@ -156,7 +156,7 @@ def compile_network(network: nn.Module, recipe: Recipe, image_size: int) -> None
     device = next(network.parameters()).device
     by_kernels = recipe.precision == "bf16" and recipe.channels_last and image_size <= fused.LARGEST
     for block in blocks:
-        if not (by_kernels and fused.chooses(block, device)):
+        if not (by_kernels and fused.is_eligible(block, device)):
             block.compile()
 
 

@@ -31,11 +31,11 @@ from unskip.train.recipe import Recipe
 from unskip.train.step import STATS, compile_network, make_step
 
 
-class Stopped(Exception):  # noqa: N818 - no error
+class TrainingInterrupted(Exception):  # noqa: N818 - no error
     """A signal asked the run to stop; it has been saved and can go on."""
 
 
-class Diverged(Exception):  # noqa: N818 - a result
+class TrainingDiverged(Exception):  # noqa: N818 - a result
     """The loss is no number any more. The last checkpoint from before is untouched."""
 
 
@@ -187,7 +187,7 @@ class Training:
         self.display.update(rows[-1], len(rows) * self.recipe.batch)
         lost = next((row for row in rows if not math.isfinite(row["loss"] + row["penalty"])), None)
         if lost is not None:
-            raise Diverged(
+            raise TrainingDiverged(
                 f"train: the loss is {lost['loss']} at update {lost['step']:,} (learning rate {lost['lr']:.4g}). A "
                 "lower lr, more warmup_epochs or clip = 1 may help; "
                 f"`{self.doctor}` says what to look at."
@@ -208,7 +208,7 @@ class Training:
             asked = self.accelerator.reduce(mine, reduction="sum").item() > 0
         if asked:
             saving.save(self)
-            raise Stopped(
+            raise TrainingInterrupted(
                 f"train: stopped by {self.stop.asked or 'a signal'} after update {self.done:,} of {self.total:,} and "
                 f"saved in {self.folder.path}. Go on with --resume auto."
             )
