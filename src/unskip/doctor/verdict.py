@@ -259,7 +259,7 @@ def dissipating(measured: Measured) -> Sign | None:
 
 
 def differences(measured: Measured) -> dict[str, float]:
-    """(1 - cosine_similarity) √recovery by layer: the part of a layer that differs between inputs and depends on them."""
+    """(1 - cosine_similarity) √recovery by layer: what differs between inputs and depends on them."""
     recovery = by_layer(measured, "recovery")
     known = {name: max(value, NOISE_FLOOR) for name, value in finite(recovery).items()}
     alike = by_layer(measured, "cosine_similarity")
