@@ -1,10 +1,6 @@
-"""The wide and centred network and the norm before pooling, against the networks that were measured (cifar_gap)."""
+"""The wide and centred network and the norm before pooling, against their formulas in plain PyTorch."""
 
-import importlib.util
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,45 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import unskip
-from unskip.coders import Coder, CoderSpec, make_coder
+from unskip.coders import Coder
 from unskip.methods import PNNH, PartialConv2d
 from unskip.models.cifar import cifar_resnet
 from unskip.models.named import WIDTHS
 from unskip.ship.tracing import trace
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "cifar_gap"
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"cifar_gap_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def measured() -> ModuleType:
-    return script("networks")
-
-
-@pytest.fixture(scope="module")
-def to_library() -> ModuleType:
-    return script("to_library")
-
-
-def trained_like(network: nn.Module) -> nn.Module:
-    """Gains, biases and statistics that are not those of a fresh norm."""
-    with torch.no_grad():
-        for module in network.modules():
-            if hasattr(module, "mean") and hasattr(module, "var"):
-                module.mean.normal_(0, 0.2)
-                module.var.uniform_(0.5, 2)
-                module.weight.uniform_(0.5, 1.5)
-                module.bias.normal_(0, 0.2)
-    return network
+Carry = Callable[[Tensor, int], Tensor]  # a block's input and its output width to what the coder carries
 
 
 @pytest.fixture
@@ -61,107 +25,175 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def exact_transitions(measured: ModuleType, network: nn.Module, config: Any) -> None:
-    """They were measured with the fixed maps of transitions in bfloat16, 0.707 for 1/sqrt(2); here they are exact."""
-    for block in network.blocks:
-        if block.matrix is not None and block.stride != 1:
-            cin, cout = block.matrix.shape[1], block.conv2.out_channels
-            if config.path == "fitted":
-                enc, block.decoder = measured.fitted_coder(config.coder, cout)
-                exact = measured.fitted_transition(enc, cin)
-            else:
-                exact = measured.transition_matrix(config, cin, cout)
-            torch.testing.assert_close(block.matrix.double()[:, :, 0, 0], exact, rtol=4e-3, atol=1e-6)
-            block.matrix = exact[:, :, None, None]
+def randomise_norms(model: nn.Module) -> nn.Module:
+    """The model with gains, biases and running statistics that differ from those of a fresh norm."""
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_(0, 0.2)
+                module.running_var.uniform_(0.5, 2)
+                module.weight.uniform_(0.5, 1.5)
+                module.bias.normal_(0, 0.2)
+    return model
 
 
-def forward(measured: nn.Module, x: Tensor) -> Tensor:
-    """As its own, which takes the last mean in float32."""
-    h = measured.stem_norm(measured.stem(x)).relu()
-    for block in measured.blocks:
-        h = block(h)
-    if measured.head_norm is not None:
-        h = measured.head_norm(h)
-    return measured.head(h.mean((2, 3)))
+# ---------------------------------------------------------------- what a coder carries, by its formula
+
+
+def mixed(x: Tensor, matrix: Tensor) -> Tensor:
+    return torch.einsum("oc,bchw->bohw", matrix, x)
+
+
+def averaged_to(x: Tensor, code: int) -> Tensor:
+    """The input of a transition, 2x2 means, on `code` channels: padded with zeros, or pairs over sqrt 2 if too wide."""
+    x = F.avg_pool2d(x, 2)
+    if x.shape[1] > code:
+        x = (x[:, ::2] + x[:, 1::2]) / 2**0.5
+    return F.pad(x, (0, 0, 0, 0, 0, code - x.shape[1]))
+
+
+def carry_first_half(x: Tensor, width: int) -> Tensor:
+    """Eq. 5: the first half of the channels, and zeros."""
+    code = x[:, : width // 2] if x.shape[1] == width else averaged_to(x, width // 2)
+    return F.pad(code, (0, 0, 0, 0, 0, width - code.shape[1]))
+
+
+def carry_pairs(x: Tensor, width: int) -> Tensor:
+    """Both channels of a pair receive the pair's mean; a transition writes its code over sqrt 2 into both."""
+    code = (x[:, ::2] + x[:, 1::2]) / 2 if x.shape[1] == width else averaged_to(x, width // 2) / 2**0.5
+    return code.repeat_interleave(2, 1)
+
+
+def carry_nothing(x: Tensor, width: int) -> Tensor:
+    return torch.zeros(())
+
+
+def carry_by(model: nn.Module) -> Carry:
+    """dec * relu(enc * x) with the weights of the model's coders; a transition reads the centre of the kernel."""
+    weights = {module.dec.shape[0]: (module.enc, module.dec) for module in model.modules() if isinstance(module, Coder)}
+
+    def carry(x: Tensor, width: int) -> Tensor:
+        enc, dec = weights[width]
+        if x.shape[1] == width:
+            code = F.conv2d(x, enc, padding=1)
+        else:
+            each = width // x.shape[1]  # a channel is spread over those that take its place
+            code = mixed(F.avg_pool2d(x, 2).repeat_interleave(each, 1) / each**0.5, enc[:, :, 1, 1])
+        return F.conv2d(code.relu(), dec, padding=1)
+
+    return carry
+
+
+# ---------------------------------------------------------------- the network, from its weights
+
+
+class Weights:
+    """A model's weights by name. `unused` are the parameters that nobody has asked for."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.state = model.state_dict()
+        self.unused = {name for name, _ in model.named_parameters()}
+
+    def __call__(self, name: str) -> Tensor:
+        self.unused.discard(name)
+        return self.state[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.state
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        mean, var, gain, bias = (
+            self(f"{name}.{part}")[:, None, None] for part in ("running_mean", "running_var", "weight", "bias")
+        )
+        return gain * (x - mean) / (var + 1e-5).sqrt() + bias
+
+
+def kernel(weights: Weights, name: str, centred: str) -> Tensor:
+    """The dense 3x3 kernel; what a centred convolution has besides is a centre tap and zeros around it."""
+    full = weights(f"{name}.weight")
+    if f"{name}.centre" not in weights:
+        return full
+    centre = F.pad(weights(f"{name}.centre"), (1, 1, 1, 1))
+    return torch.cat([full, centre], 1 if centred == "inputs" else 0)
+
+
+def reference(model: nn.Module, depth: int, carry: Carry, x: Tensor) -> Tensor:
+    """y = relu(W_2 * relu(norm(W_1 * x)) + coder(x)) block by block, a norm before pooling where the model has one."""
+    w = Weights(model)
+    h = w.norm("bn1", F.conv2d(x, w("conv1.weight"), padding=1)).relu()
+    for stage in (1, 2, 3):
+        for index in range((depth - 2) // 6):
+            block = f"layer{stage}.{index}"
+            stride = 2 if stage > 1 and index == 0 else 1
+            if f"{block}.0.weight" in w:  # a whole transition: both norms, full width, no coder
+                first = w.norm(f"{block}.1", F.conv2d(h, w(f"{block}.0.weight"), stride=stride, padding=1)).relu()
+                h = w.norm(f"{block}.4", F.conv2d(first, w(f"{block}.3.weight"), padding=1)).relu()
+                continue
+            w_1 = kernel(w, f"{block}.learner.conv1", centred="inputs")
+            w_2 = kernel(w, f"{block}.learner.conv2", centred="outputs")
+            hidden = w.norm(f"{block}.learner.norm1", F.conv2d(h, w_1, stride=stride, padding=1)).relu()
+            h = (F.conv2d(hidden, w_2, padding=1) + carry(h, len(w_2))).relu()
+    if "norm.weight" in w:
+        h = w.norm("norm", h)
+    logits = h.mean((2, 3)) @ w("fc.weight").T + w("fc.bias")
+    assert not w.unused, "the model has parameters that the formulas do not have"
+    return logits
 
 
 def count(network: nn.Module) -> int:
     return sum(p.numel() for p in network.parameters())
 
 
-CENTRED = {"path": "half", "centred": True, "head_norm": True}
 PAIRS = {"pretext": "group_average"}
 TWICE = {"widths": (32, 64, 128), "hidden": {32: 8, 64: 16, 128: 31}}
 
 
+@torch.no_grad()
 @pytest.mark.parametrize(
-    ("name", "options", "config"),
+    ("name", "options", "carry", "shape"),
     [
-        ("pnnh_resnet110_wide", {}, {**CENTRED, "widths": WIDTHS, "hidden": (8, 12, 19)}),
-        ("pnnh_resnet110_wide", TWICE, {**CENTRED, "widths": (32, 64, 128), "hidden": (8, 16, 31)}),
-        ("pnnh_resnet20", {}, {"blocks": 3, "head_norm": True, "path": "half"}),
-        ("pnnh_resnet20", {"transient": "centre", "hidden": {16: 15, 32: 29, 64: 57}},
-         {**CENTRED, "blocks": 3, "hidden": (15, 29, 57)}),
-        ("pnnh_resnet20", PAIRS, {"blocks": 3, "head_norm": True}),
-        ("pnnh_resnet20", {**PAIRS, "head_norm": False}, {"blocks": 3}),
-        ("pnnh_resnet20", {**PAIRS, "widths": (32, 64, 128), "hidden": {32: 8, 64: 8, 128: 16}},
-         {"blocks": 3, "widths": (32, 64, 128), "hidden": (8, 8, 16), "head_norm": True}),
+        ("pnnh_resnet110_wide", {}, carry_first_half, (WIDTHS, (8, 12, 19))),
+        ("pnnh_resnet110_wide", TWICE, carry_first_half, ((32, 64, 128), (8, 16, 31))),
+        ("pnnh_resnet20", {}, carry_first_half, ((16, 32, 64), (8, 16, 32))),
+        ("pnnh_resnet20", {"transient": "centre", "hidden": {16: 15, 32: 29, 64: 57}}, carry_first_half,
+         ((16, 32, 64), (15, 29, 57))),
+        ("pnnh_resnet20", PAIRS, carry_pairs, ((16, 32, 64), (8, 16, 32))),
+        ("pnnh_resnet20", {**PAIRS, "head_norm": False}, carry_pairs, ((16, 32, 64), (8, 16, 32))),
+        ("pnnh_resnet20", {**PAIRS, "widths": (32, 64, 128), "hidden": {32: 8, 64: 8, 128: 16}}, carry_pairs,
+         ((32, 64, 128), (8, 8, 16))),
     ],
     ids=["centred, 3x", "centred, 2x", "He's widths", "centred", "pairs", "pairs, without head norm", "pairs, wide"],
 )  # fmt: skip
 @pytest.mark.usefixtures("float64")
-def test_it_is_the_network_that_was_measured(
-    measured: ModuleType, to_library: ModuleType, name: str, options: dict[str, Any], config: dict[str, Any]
+def test_the_names_compute_their_formulas(
+    name: str, options: dict[str, Any], carry: Carry, shape: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> None:
-    theirs = measured.Network(measured.NetworkConfig(**config), seed=3)
-    trained_like(theirs).eval()
-    exact_transitions(measured, theirs, measured.NetworkConfig(**config))
-    ours = unskip.create_model(name, **options).eval()
-    to_library.load(ours, theirs.state_dict())
+    torch.manual_seed(3)
+    model = randomise_norms(unskip.create_model(name, **options)).eval()
     x = torch.randn(2, 3, 16, 16)
-    with torch.no_grad():
-        torch.testing.assert_close(ours(x), forward(theirs, x), rtol=1e-10, atol=1e-10)
-    assert count(ours) == measured.trained_parameters(theirs)
+    torch.testing.assert_close(
+        model(x), reference(model, 110 if "110" in name else 20, carry, x), rtol=1e-10, atol=1e-10
+    )
+    stages = [model.get_submodule(f"layer{stage}.1.learner") for stage in (1, 2, 3)]
+    assert (tuple(s.conv2.out_channels for s in stages), tuple(s.conv1.out_channels for s in stages)) == shape
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("method", ["pnnh_paper", "pnnh"])
 @pytest.mark.parametrize("pretext", ["random", "none", "identity"])
 @pytest.mark.usefixtures("float64")
-def test_the_rows_of_table_4_are_the_library_s(
-    measured: ModuleType, to_library: ModuleType, method: str, pretext: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rows_of_table_4_compute_their_formulas(method: str, pretext: str) -> None:
     """The paper's literal setting and ours; a coder that is no closed form, none at all, and Eq. 5."""
-    ours = unskip.plainify(cifar_resnet(20), method, pretext=pretext).eval()
-    coders = {m.dec.shape[0]: m for m in ours.modules() if isinstance(m, Coder)}
-    monkeypatch.setattr(measured, "fitted_coder", lambda name, channels: (coders[channels].enc, coders[channels].dec))
-    path = {"random": {"path": "fitted", "coder": "random"}, "identity": {"path": "half"}}.get(
-        pretext, {"path": "none"}
-    )
-    paper = {"transition": "whole", "scale": 1.0} if method == "pnnh_paper" else {"head_norm": True}
-    config = measured.NetworkConfig(blocks=3, **path, **paper)
-    theirs = measured.Network(config, seed=3)
-    trained_like(theirs).eval()
-    exact_transitions(measured, theirs, config)
-    to_library.load(ours, theirs.state_dict())
+    torch.manual_seed(3)
+    model = randomise_norms(unskip.plainify(cifar_resnet(20), method, pretext=pretext)).eval()
+    carry = {"random": carry_by(model), "none": carry_nothing, "identity": carry_first_half}[pretext]
     x = torch.randn(2, 3, 16, 16)
-    with torch.no_grad():
-        torch.testing.assert_close(ours(x), forward(theirs, x), rtol=1e-10, atol=1e-10)
-    assert count(ours) == measured.trained_parameters(theirs)
-
-
-def test_coders_that_travel_are_those_that_the_library_makes(measured: ModuleType) -> None:
-    for channels in (16, 32, 64):
-        spec = CoderSpec(channels=channels, code=channels // 2, pretext="random", act="ReLU()", kernel=3)
-        coder = make_coder(spec, nn.ReLU())
-        for stored, made in zip(measured.fitted_coder("random", channels), (coder.enc, coder.dec), strict=True):
-            torch.testing.assert_close(stored, made.bfloat16().float(), rtol=0, atol=0)
-    assert {name.rsplit(".", 2)[0] for name in measured.fitted_coders()} == {
-        "random", "random_1", *(f"{t}{s}" for t in ("rectified_normal", "normal", "uniform") for s in ("", "_start"))
-    }  # fmt: skip
+    torch.testing.assert_close(model(x), reference(model, 20, carry, x), rtol=1e-10, atol=1e-10)
+    assert isinstance(model.norm, nn.Identity) == (method == "pnnh_paper")
 
 
 def test_parameters_and_the_budget() -> None:
-    """The counts of the log (benchmarks/cifar_gap/README.md), and at most 0.55 of He's parameters at every depth."""
+    """The counts of benchmarks/records/cifar-gap-log.md, and at most 0.55 of He's parameters at every depth."""
     with torch.device("meta"):
         assert count(unskip.create_model("pnnh_resnet110_wide")) == 926_230
         assert count(unskip.create_model("pnnh_resnet110_wide", **TWICE)) == 936_614
@@ -265,15 +297,7 @@ def test_the_norm_before_pooling_is_where_it_is_wanted() -> None:
 @pytest.mark.parametrize("form", ["dense", "fast"])
 @pytest.mark.parametrize("name", ["pnnh_resnet20_wide", "pnnh_resnet20"])
 def test_fold_absorbs_the_norm_and_the_centred_layers(name: str, form: str) -> None:
-    network = unskip.create_model(name)
-    with torch.no_grad():
-        for module in network.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.running_mean.normal_(0, 0.2)
-                module.running_var.uniform_(0.5, 2)
-                module.weight.uniform_(0.5, 1.5)
-                module.bias.normal_(0, 0.2)
-    network = network.double().eval()
+    network = randomise_norms(unskip.create_model(name)).double().eval()
     folded = unskip.fold(network, form)  # type: ignore[arg-type]
     assert not any(isinstance(m, nn.BatchNorm2d | PartialConv2d) for m in folded.modules())
     x = torch.randn(3, 3, 32, 32, dtype=torch.float64)

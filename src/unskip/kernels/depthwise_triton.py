@@ -17,7 +17,8 @@ from torch import Tensor
 from unskip.kernels.stem_triton import work
 
 EACH = 4  # channels of a thread
-# By stride: rows and columns of a square of outputs, and squares of a program at a time (benchmarks/depthwise.py).
+# By stride: rows and columns of a square of outputs, and squares of a program at a time. The fastest of those timed in
+# benchmarks/records/2026-11-16_mobilenet_h200.
 FORWARD = {1: (2, 7, 4), 2: (2, 2, 8)}
 BACKWARD = {1: (2, 2, 8), 2: (2, 2, 8)}
 WAVE = 1056  # programs that keep a large GPU busy; backwards one goes on with more squares where there would be more

@@ -20,7 +20,7 @@ from unskip.methods.partial import PartialConv2d
 if TYPE_CHECKING:
     from unskip.methods.pnnh import PNNHBlock
 
-# Up to where the kernels were measured (benchmarks/cifar_step.py):
+# The kernels were measured up to these sizes (benchmarks/records/2026-11-15_cifar-step_h200):
 WIDEST = 256  # channels of a block
 MOST = 4096  # a convolution's inputs times its outputs
 LARGEST = 32  # px, the side of a feature map

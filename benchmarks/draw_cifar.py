@@ -1,11 +1,11 @@
-"""Draws docs/figures/cifar.png (error by depth, by epochs) and cifar-coders.png (the paper's Table 4) from the records.
+"""Draws docs/figures/cifar.png (error by depth and epochs) and cifar-coders.png (the paper's Table 4) from the records.
 
-PYTHONPATH=../../src python picture.py ../../docs/figures
+python benchmarks/draw_cifar.py docs/figures
 """
 
+import argparse
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from unskip.reproduce.drawing import FAINT, INK, PNNH, RESIDUAL, dress, legend, panels, save
 
-RECORDS = Path(__file__).parent.parent / "records"
+RECORDS = Path(__file__).parent / "records"
 WIDE = r"second3_centred_3x_s\d|screen3_centred_3x_s\d"
 RESNET = r"second2_resnet110_decay_5e-4|screen3_resnet110_s\d"
 # Label, colour, and the names of its runs, with the number of layers in the first group, or else 110.
@@ -87,7 +87,9 @@ def coders(runs: list[tuple[str, float]]) -> Figure:
 
 
 def main() -> None:
-    runs, out = list(finished()), Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="the folder of the pictures")
+    out, runs = parser.parse_args().out, list(finished())
     save(depth_and_length(runs), out / "cifar.png")
     save(coders(runs), out / "cifar-coders.png")
 
