@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import unskip
-from unskip.coders import Coder
+from unskip.coders import Coder, CoderSpec, make_coder
 from unskip.methods import PNNH, PartialConv2d
 from unskip.models.cifar import cifar_resnet
 from unskip.models.named import WIDTHS
@@ -190,6 +190,18 @@ def test_the_rows_of_table_4_compute_their_formulas(method: str, pretext: str) -
     x = torch.randn(2, 3, 16, 16)
     torch.testing.assert_close(model(x), reference(model, 20, carry, x), rtol=1e-10, atol=1e-10)
     assert isinstance(model.norm, nn.Identity) == (method == "pnnh_paper")
+
+
+@pytest.mark.parametrize(
+    ("channels", "first", "last"),
+    [(16, -0.271484375, 0.08544921875), (32, -0.1923828125, -0.162109375), (64, -0.1357421875, 0.0003376007080078125)],
+)
+def test_random_coders_are_those_of_the_record(channels: int, first: float, last: float) -> None:
+    """The first weight of the encoder and the last of the decoder, in bfloat16, of Table 4's rows that were trained."""
+    spec = CoderSpec(channels=channels, code=channels // 2, pretext="random", act="ReLU()", kernel=3)
+    coder = make_coder(spec, nn.ReLU())
+    assert coder.enc.bfloat16().flatten()[0].item() == first
+    assert coder.dec.bfloat16().flatten()[-1].item() == last
 
 
 def test_parameters_and_the_budget() -> None:
