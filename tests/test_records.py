@@ -17,6 +17,7 @@ CODE = [path for path in sorted((ROOT / "src").rglob("*")) if path.suffix in (".
 READMES = [*sorted(RECORDS.glob("*/README.md")), *sorted(RECORDS.glob("*.md")), ROOT / "benchmarks/verdict/README.md"]
 FOLDER = re.compile(r"\b\d{4}-\d{2}-\d{2}_[\w-]+\b")  # a record's name, with or without its path
 PATH = re.compile(r"\bbenchmarks/[\w./-]*\w")
+FILE = re.compile(r"\b(?:benchmarks|docs|src|tests)/[\w./-]*\w")
 COMMAND = re.compile(r"\bunskip (?:train|demo|doctor|plainify|fold|export|bench|reproduce)\b|\bpython [\w/.]+\.py\b")
 REMOVED = re.compile(r"\bat commit [0-9a-f]{7}\b")
 SCRIPTS = [path for path in sorted((ROOT / "benchmarks").rglob("*.py")) if path.stem != "networks"]
@@ -27,9 +28,9 @@ def name(path: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_pages_name_records_and_scripts_that_exist(page: Path) -> None:
+def test_pages_name_records_scripts_and_files_that_exist(page: Path) -> None:
     text = page.read_text()
-    assert [found for found in PATH.findall(text) if not (ROOT / found).exists()] == []
+    assert [found for found in FILE.findall(text) if not (ROOT / found).exists()] == []
     assert [found for found in FOLDER.findall(text) if not (RECORDS / found).is_dir()] == []
 
 
