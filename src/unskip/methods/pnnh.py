@@ -85,9 +85,7 @@ class PNNH:
     transient: Transient = "full"  # channels that pretext="identity" does not carry: all taps, or the centre tap alone
     hidden: Mapping[int, int] | None = None  # width of the learner by that of the block, {48: 8}; None: H - C_B
     head_norm: bool | None = None  # a norm before pooling; None: where the network has a place for one (CIFAR ResNets)
-    block: Block = (
-        "auto"  # plain: the definition; fast: no matrices; lean: keeps less; auto: fast, inverted blocks lean
-    )
+    block: Block = "auto"  # plain: the definition; fast: no matrices; lean: less memory; auto: fast, lean in MobileNet
     seed: int = 0  # of fitted and random coders
 
     keeps_weights: ClassVar[bool] = False

@@ -40,6 +40,13 @@ class Option:
     choices: tuple[Any, ...]  # the values of a Literal; empty for other types
     doc: str  # the comment behind the field; empty where there is none, or no source
 
+    @property
+    def values(self) -> str:
+        """The default and, in brackets, the other choices: 'first' (both)."""
+        others = ", ".join(str(choice) for choice in self.choices if choice != self.default)
+        shown = f"{self.default:.4g}" if isinstance(self.default, float) else repr(self.default)
+        return shown + (f" ({others})" if others else "")
+
 
 @dataclass(frozen=True, kw_only=True)
 class MethodInfo:
