@@ -192,8 +192,8 @@ def test_one_sample_is_measured_in_evaluation_mode() -> None:
         (nn.Linear(5, 3), "images", {}, "batch must be a tensor"),
         (nn.Linear(5, 3), torch.randn(0, 5), {}, "at least one sample"),
         (Returns(lambda y: None), torch.randn(4, 5), {}, "without a floating-point tensor"),
-        (nn.Linear(5, 3), torch.randn(4, 5), {"target": torch.zeros(3, dtype=torch.long)}, r"target of shape \(3,\)"),
-        (nn.Linear(5, 3), torch.randn(4, 5), {"target": [1, 2]}, "target must be a tensor"),
+        (nn.Linear(5, 3), torch.randn(4, 5), {"targets": torch.zeros(3, dtype=torch.long)}, r"target of shape \(3,\)"),
+        (nn.Linear(5, 3), torch.randn(4, 5), {"targets": [1, 2]}, "target must be a tensor"),
         (nn.Linear(5, 3), torch.randn(4, 5), {"loss": lambda y, t: y}, "one number"),
         (
             nn.Linear(5, 3),

@@ -71,7 +71,7 @@ class Report:
 def diagnose(
     model: nn.Module,
     example: Any,
-    target: Any = None,
+    targets: Any = None,
     *,
     measures: Sequence[str | Family | LayerFunction] | None = None,
     name: str | None = None,
@@ -87,7 +87,7 @@ def diagnose(
         model: any network that takes `example`.
         example: a batch as training would show it, (B, ...); 32 to 128 inputs are plenty. It may hold token numbers; a
             tuple is several arguments, a dict keyword arguments.
-        target: the classes of the example, (B,), or a tensor like the output; random classes without it.
+        targets: the classes of the example, (B,), or a tensor like the output; random classes without it.
         measures: the measures of the report, beside those that the verdict needs: names (see
             `unskip.measures.measure_names`), or functions as `unskip.measures.register_measure` takes them. Without it
             all that are registered, plug-ins included.
@@ -105,7 +105,7 @@ def diagnose(
     if isinstance(measures, str):
         raise ValueError(f"diagnose: measures={measures!r} must be a list, for instance [{measures!r}].")
     chosen = None if measures is None else [*FAMILIES, *measures]
-    measured = measure(model, example, target, families=chosen, seed=seed)
+    measured = measure(model, example, targets, families=chosen, seed=seed)
     return Report(
         name=name or type(model).__name__,
         verdict=judge(measured, trained=trained),

@@ -92,25 +92,25 @@ def _as_family(measure: str | Family | LayerFunction) -> Family:
 def measure(
     model: nn.Module,
     example: Any,
-    target: Any = None,
+    targets: Any = None,
     *,
     families: Sequence[str | Family | LayerFunction] | None = None,
     loss: Loss | None = None,
     seed: int = 0,
 ) -> Measured:
-    """Measures the signal on its way through a model and the gradient on its way back.
+    """Measures the signal at every layer of a model, and the gradient on its way back.
 
-    The model runs in training mode on the example, forward and backward, and once more with a little noise on its
-    input. Afterwards it is as before: no hooks, same mode, buffers, gradients and random state, also after an error.
+    The model runs in training mode on the example batch, forward and backward, and once more with a little noise on its
+    input. Mode, buffers, gradients and random state are restored and hooks removed, also after an error.
 
     Args:
-        model: any module; compiled and DDP-wrapped ones are unwrapped.
-        example: a batch that the model takes: a tensor (B, ...), a tuple of arguments, or a dict of keyword arguments.
-        target: class numbers (B,) or a tensor like the output; random labels without it.
+        model: any module. Compiled and DDP-wrapped models are unwrapped.
+        example: an input batch: a tensor (B, ...), a tuple of arguments, or a dict of keyword arguments.
+        targets: class indices (B,) or a tensor like the output; random labels by default.
         families: which measures: names (see `measure_names`), `Family` objects, or functions as `register_measure`
-            takes them. Without it all that are registered, but for those on request (`dists`).
-        loss: a function of the model's output and `target` that returns one number; the default fits the output.
-        seed: of random labels, noise, dropout and estimates.
+            takes them. By default all that are registered, except those on request (`dists`).
+        loss: a function of the model's output and `targets` that returns one number; the default suits the output.
+        seed: for random labels, noise, dropout and estimates.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"measure: model must be a torch.nn.Module, not {type(model).__name__}.")
@@ -120,13 +120,13 @@ def measure(
     chosen = list({family.name: family for family in chosen}.values())
     model = unwrap(model)
     if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError("measure: a scripted model (torch.jit) takes no hooks. Give the module that it was made from.")
+        raise ValueError("measure: model is scripted (torch.jit) and takes no hooks. Pass the module it was made from.")
     if any(is_lazy(parameter) for parameter in model.parameters()):
-        raise ValueError("measure: the model has lazy parameters without a shape. Run it once on a batch first.")
+        raise ValueError("measure: model has lazy parameters without a shape. Run it once on a batch first.")
     with torch.inference_mode(False), preserved(model), torch.compiler.set_stance("force_eager"):
-        # Copies of what was made in inference mode, which takes no gradients.
-        example, target = mapped((example, target), lambda x: x.clone() if x.is_inference() else x)
-        probe = Probe(model, example, target, loss=loss, seed=seed)
+        # Inference tensors take no gradients, so they are copied.
+        example, targets = mapped((example, targets), lambda x: x.clone() if x.is_inference() else x)
+        probe = Probe(model, example, targets, loss=loss, seed=seed)
         probe.collect(chosen)
         findings = [family.report(probe) for family in chosen]
     return Measured(

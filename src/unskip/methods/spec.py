@@ -1,4 +1,4 @@
-"""BlockSpec: what a residual block is, whoever wrote it. Readers make it, methods turn it into a skip-free block.
+"""BlockSpec: the parts of a residual block of any library. Readers make it, methods turn it into a skip-free block.
 
 A residual block computes, with any part but the branch possibly missing,
 
@@ -179,6 +179,7 @@ class BlockSpec:
 
 
 def describe(module: nn.Module) -> str:
+    """The package and the class of a module: 'timm.SEModule'."""
     return f"{type(module).__module__.split('.')[0]}.{type(module).__name__}"
 
 

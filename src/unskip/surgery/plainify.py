@@ -15,7 +15,7 @@ from unskip.coders import CoderBank
 from unskip.methods import BlockSpec, Method, Unsupported, resolve_method
 from unskip.methods.registry import method_name
 from unskip.methods.spec import NORMS, describe
-from unskip.surgery.cost import Cost, input_shape, on_meta, size
+from unskip.surgery.cost import Cost, compare, on_meta
 from unskip.surgery.reading import Reader, find_blocks, known_families
 from unskip.surgery.signs import nonnegative_inputs
 
@@ -77,19 +77,10 @@ def cost(
 
 
 def _cost(model: nn.Module, method: Method, example: Tensor | None, *, strict: bool) -> Cost:
-    shape = input_shape(model, example)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # plainify itself warns of blocks that are left and weights that are lost
         after = _plainify(on_meta(model), method, strict=strict)
-    must_run = example is not None
-    surgery: Surgery = after.surgery  # type: ignore[assignment]
-    return Cost(
-        before=size(on_meta(model), shape, must_run=must_run),
-        after=size(after, shape, must_run=must_run),
-        shape=shape,
-        blocks=len(surgery.replaced) + len(surgery.left),
-        left=surgery.left,
-    )
+    return compare(model, after, example)
 
 
 def _resolve(where: str, model: nn.Module, method: str | Method, options: dict[str, Any]) -> Method:
