@@ -95,12 +95,8 @@ def test_it_is_listed_with_its_options(toy: Path) -> None:
 
 
 def test_a_few_steps_of_training_by_a_recipe(toy: Path, tmp_path: Path) -> None:
-    recipe = tmp_path / "toy.toml"
-    recipe.write_text(
-        f'network = "{RESIDUAL}"\nmethod = "scaled"\noptions = {{scale = 1.5}}\ndataset = "digits"\n'
-        "epochs = 1\nbatch = 256\nlr = 0.1\n"
-    )
-    shown = invoke("train", recipe, "--out", tmp_path / "run")
+    words = ["--network", RESIDUAL, "--method", "scaled", "--options", "{scale = 1.5}", "--epochs", "1", "--lr", "0.1"]
+    shown = invoke("train", "digits-pnnh-56", *words, "--warmup-epochs", "0", "--out", tmp_path / "run")
     assert "toy_unskip.networks:residual, scaled on digits: test error" in shown
     weights = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["network"]
     assert weights["4.scale"] != 1.5  # trained; the first one stands before a norm, which undoes it

@@ -67,7 +67,7 @@ def test_measures_are_chosen_and_added() -> None:
 def test_wrong_arguments_get_a_sentence() -> None:
     with pytest.raises(ValueError, match=r"diagnose: measures='weights' must be a list, for instance \['weights'\]"):
         unskip.diagnose(nn.Linear(3, 3), torch.zeros(2, 3), measures="weights")
-    with pytest.raises(ValueError, match=r"diagnose: model='resnet18' is not an nn.Module; build the network first"):
+    with pytest.raises(ValueError, match=r"diagnose: model='resnet18' is not an nn.Module. Build the model first"):
         unskip.diagnose("resnet18", torch.zeros(2, 3))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"diagnose: example must be a tensor \(B, ...\), .* not list"):
         unskip.diagnose(nn.Linear(3, 3), [1, 2])

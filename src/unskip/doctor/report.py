@@ -81,26 +81,27 @@ def diagnose(
 ) -> Report:
     """Measures the signal and the gradient inside a model, and says whether it will train.
 
-    The model is measured as it is now, in training mode, and left exactly as it was.
+    The model is measured in training mode with its current weights, and left unchanged.
 
     Args:
-        model: any network that takes `example`.
-        example: a batch as training would show it, (B, ...); 32 to 128 inputs are plenty. It may hold token numbers; a
-            tuple is several arguments, a dict keyword arguments.
-        targets: the classes of the example, (B,), or a tensor like the output; random classes without it.
-        measures: the measures of the report, beside those that the verdict needs: names (see
-            `unskip.measures.measure_names`), or functions as `unskip.measures.register_measure` takes them. Without it
-            all that are registered, plug-ins included.
-        name: what the report calls the model; its class unless given.
-        data: where the batch came from, in words, for the reader of the report.
-        trained: whether its weights are trained. The limits of the verdict hold for untrained ones.
-        seed: of noise, random classes and random directions.
+        model: any module.
+        example: an input batch as in training, (B, ...); 32 to 128 samples are enough. Token ids work too. A tuple is
+            passed as several arguments, a dict as keyword arguments.
+        targets: class indices (B,) or a tensor like the output; random classes by default.
+        measures: the measures of the report beside those that the verdict needs: names (see
+            `unskip.measures.measure_names`), or functions as `unskip.measures.register_measure` takes them. By default
+            all that are registered, including those of plug-ins.
+        name: of the model in the report; its class name by default.
+        data: where the example came from, for readers of the report.
+        trained: whether the weights are trained. The verdict's limits apply only to untrained models.
+        seed: for noise, random classes and random directions.
     """
     if not isinstance(model, nn.Module):
-        raise ValueError(f"diagnose: model={model!r} is not an nn.Module; build the network first.")
-    if not tensors_in(example):
+        raise ValueError(f"diagnose: model={model!r} is not an nn.Module. Build the model first.")
+    tensors = tensors_in(example)
+    if not tensors:
         raise ValueError(
-            f"diagnose: example must be a tensor (B, ...), or a tuple or dict of some, not {type(example).__name__}."
+            f"diagnose: example must be a tensor (B, ...), or a tuple or dict of tensors, not {type(example).__name__}."
         )
     if isinstance(measures, str):
         raise ValueError(f"diagnose: measures={measures!r} must be a list, for instance [{measures!r}].")
@@ -111,7 +112,7 @@ def diagnose(
         verdict=judge(measured, trained=trained),
         measured=measured,
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
-        batch=tuple(tensors_in(example)[0].shape),
+        batch=tuple(tensors[0].shape),
         data=data,
     )
 
