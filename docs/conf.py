@@ -6,6 +6,7 @@ from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 
 import unskip
+from unskip.methods import describe_method, method_names
 
 project = "unskip"
 author = "the unskip authors"
@@ -33,6 +34,21 @@ def _math(self: HTML5Translator, node: nodes.math) -> None:
     raise nodes.SkipNode
 
 
+def _methods(app: Sphinx, page: str, source: list[str]) -> None:
+    """Fills the page of methods from the registry."""
+    if page == "methods":
+        lines = []
+        for method in map(describe_method, method_names()):
+            lines += ["", f"## `{method.name}`", "", method.summary]
+            if method.options:
+                lines += ["", "| option | default (others) | |", "|---|---|---|"]
+            for option in method.options:
+                words = option.doc.replace("|", "\\|")
+                lines.append(f"| `{option.name}` | {option.values} | {words} |")
+        source[0] = source[0].replace("<!-- methods -->", "\n".join(lines))
+
+
 def setup(app: Sphinx) -> None:
-    """Makes the renderer known to Sphinx."""
+    """Connects the list of methods and the renderer."""
+    app.connect("source-read", _methods)
     app.add_html_math_renderer("mathml", (_math, None), (_math, None))

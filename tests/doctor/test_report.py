@@ -11,7 +11,9 @@ from torch import nn
 
 import unskip
 from tests.doctor.reports import report
+from unskip.doctor.page import render
 from unskip.doctor.table import sparkline, table, verdict_lines
+from unskip.measures import Layer
 
 
 def deep(depth: int, gain: float) -> nn.Module:
@@ -42,10 +44,32 @@ def test_diagnose_measures_judges_and_leaves_the_network_alone() -> None:
     assert unskip.diagnose(nn.Sequential(nn.Linear(32, 4)), images).name == "Sequential"
 
 
+def test_measures_are_chosen_and_added() -> None:
+    def entries(layer: Layer, x: torch.Tensor | None, y: torch.Tensor) -> float:
+        """Entries per sample.
+
+        As many as units."""
+        return y.numel() / len(y)
+
+    net, x = nn.Sequential(nn.Linear(32, 8), nn.ReLU(), nn.Linear(8, 4)), torch.randn(16, 32)
+    found = unskip.diagnose(net, x, measures=["weights", entries])
+    series = found.measured.series
+    assert series["entries"].values == (8, 8, 4)
+    assert "weight_deviation" in series
+    assert "noise_to_signal" in series  # the verdict's own
+    assert "layer_cushion" not in series
+    assert found.verdict == unskip.diagnose(net, x).verdict
+    assert found.as_dict()["series"]["entries"]["healthy"] == "As many as units."
+    assert "entries" in text(found.table)
+    assert "Entries per sample" in render([found])
+
+
 def test_wrong_arguments_get_a_sentence() -> None:
-    with pytest.raises(ValueError, match=r"diagnose: net='resnet18' is not an nn.Module; build the network first"):
+    with pytest.raises(ValueError, match=r"diagnose: measures='weights' must be a list, for instance \['weights'\]"):
+        unskip.diagnose(nn.Linear(3, 3), torch.zeros(2, 3), measures="weights")
+    with pytest.raises(ValueError, match=r"diagnose: model='resnet18' is not an nn.Module. Build the model first"):
         unskip.diagnose("resnet18", torch.zeros(2, 3))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"diagnose: images must be a tensor \(B, ...\), .* not list"):
+    with pytest.raises(ValueError, match=r"diagnose: example must be a tensor \(B, ...\), .* not list"):
         unskip.diagnose(nn.Linear(3, 3), [1, 2])
 
 
@@ -84,8 +108,8 @@ def text(*what: object, width: int = 100) -> str:
 
 def test_the_table_shows_course_and_ends() -> None:
     shown = text(report().table)
-    (line,) = [line for line in shown.splitlines() if "near far" in line]
-    assert line.split()[2:] == ["▁▁▁▁▁▂▂▂▃▄▆█", "1", "86.5", "1", "86.5"]
+    (line,) = [line for line in shown.splitlines() if "noise to signal" in line]
+    assert line.split()[3:] == ["▁▁▁▁▁▂▂▂▃▄▆█", "1", "86.5", "1", "86.5"]
     (line,) = [line for line in shown.splitlines() if "gradient norm" in line]
     assert line.split()[-4:] == ["0", "1e+03", "-inf", "inf"]
     (line,) = [line for line in shown.splitlines() if "nothing" in line]
@@ -95,7 +119,7 @@ def test_the_table_shows_course_and_ends() -> None:
 def test_two_networks_in_one_table_share_a_scale() -> None:
     shown = text(table([report("[red]one"), report("two", scale=1e-3)]))
     lines = [line.split() for line in shown.splitlines() if "▁" in line]
-    assert lines[0][:3] == ["near", "far", "[red]one"]  # text, not rich's markup
+    assert lines[0][:4] == ["noise", "to", "signal", "[red]one"]  # text, not rich's markup
     assert lines[1] == ["two", "▁" * 12, "0.001", "0.0865"]
 
 

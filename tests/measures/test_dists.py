@@ -7,7 +7,7 @@ import torch
 import torchvision
 from torch import nn
 
-from unskip.measures import DEFAULT, measure
+from unskip.measures import measure, measure_names
 from unskip.measures.dists import dissimilarity, picture
 
 
@@ -22,7 +22,8 @@ def test_without_torchmetrics_there_is_a_sentence(monkeypatch: pytest.MonkeyPatc
     measured = measure(network(), torch.randn(4, 3, 16, 16), families=["dists"])
     assert measured.series["dists"].values == ()
     assert any(note.startswith("DISTS is not measured, since torchmetrics") for note in measured.notes)
-    assert "dists" not in DEFAULT
+    assert "dists" not in measure_names(default=True)
+    assert "dists" in measure_names()
 
 
 def test_vectors_are_no_pictures() -> None:

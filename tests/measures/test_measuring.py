@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import unskip
 from tests.measures.networks import hooks, same, snapshot
-from unskip.measures import DEFAULT, Family, Findings, measure, measuring, register_family
+from unskip.measures import Family, Findings, Layer, measure, measure_names, measuring, register_measure
 
 
 def convnet() -> nn.Sequential:
@@ -192,11 +192,17 @@ def test_one_sample_is_measured_in_evaluation_mode() -> None:
         (nn.Linear(5, 3), "images", {}, "batch must be a tensor"),
         (nn.Linear(5, 3), torch.randn(0, 5), {}, "at least one sample"),
         (Returns(lambda y: None), torch.randn(4, 5), {}, "without a floating-point tensor"),
-        (nn.Linear(5, 3), torch.randn(4, 5), {"target": torch.zeros(3, dtype=torch.long)}, r"target of shape \(3,\)"),
-        (nn.Linear(5, 3), torch.randn(4, 5), {"target": [1, 2]}, "target must be a tensor"),
+        (nn.Linear(5, 3), torch.randn(4, 5), {"targets": torch.zeros(3, dtype=torch.long)}, r"target of shape \(3,\)"),
+        (nn.Linear(5, 3), torch.randn(4, 5), {"targets": [1, 2]}, "target must be a tensor"),
         (nn.Linear(5, 3), torch.randn(4, 5), {"loss": lambda y, t: y}, "one number"),
-        (nn.Linear(5, 3), torch.randn(4, 5), {"families": ["gradients"]}, "families must be a list"),
-        (nn.Linear(5, 3), torch.randn(4, 5), {"families": "gradient"}, "families must be a list"),
+        (
+            nn.Linear(5, 3),
+            torch.randn(4, 5),
+            {"families": ["gradients"]},
+            "no measure 'gradients'. Did you mean 'gradient'",
+        ),
+        (nn.Linear(5, 3), torch.randn(4, 5), {"families": [1]}, "1 is neither the name of a measure"),
+        (nn.Linear(5, 3), torch.randn(4, 5), {"families": "gradient"}, "families='gradient' must be a list"),
         (nn.LazyLinear(3), torch.randn(4, 5), {}, "lazy parameters"),
         (Unhooked(), torch.randn(4, 5), {}, "nothing to measure"),
         (lambda x: x, torch.randn(4, 5), {}, "must be a torch.nn.Module"),
@@ -241,19 +247,43 @@ def test_the_trunk_of_plain_and_residual_networks() -> None:
     assert trunk == ["conv1", "bn1", "relu", "maxpool", *blocks, "avgpool", "fc"]
 
 
-def test_a_family_of_your_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "FAMILIES", dict(measuring.FAMILIES))
-    register_family(
-        Family(
-            name="mine",
-            forward=lambda layer, x, y: y.numel(),
-            report=lambda probe: Findings(numbers={"entries": sum(layer.kept["mine"] for layer in probe.layers)}),
-        )
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "_FAMILIES", dict(measuring._FAMILIES))
+    monkeypatch.setattr(measuring, "_ON_REQUEST", set(measuring._ON_REQUEST))
+
+
+def test_a_family_of_your_own(own_registry: None) -> None:
+    mine = Family(
+        name="mine",
+        forward=lambda layer, x, y: y.numel(),
+        report=lambda probe: Findings(numbers={"entries": sum(layer.kept["mine"] for layer in probe.layers)}),
     )
+    assert measure(nn.Linear(5, 3), torch.randn(4, 5), families=[mine]).numbers["entries"] == 12
+    assert register_measure(mine, default=False) is mine
     assert measure(nn.Linear(5, 3), torch.randn(4, 5), families=["mine"]).numbers["entries"] == 12
+    assert "mine" in measure_names()
+    assert "mine" not in measure_names(default=True)
     with pytest.raises(ValueError, match="already"):
-        register_family(Family(name="mine", report=lambda probe: Findings()))
-    assert set(DEFAULT) <= set(measuring.FAMILIES)
+        register_measure(Family(name="mine", report=lambda probe: Findings()))
+
+
+def test_a_function_of_a_layer_is_a_measure(own_registry: None) -> None:
+    @register_measure
+    def share_of_zeros(layer: Layer, x: Tensor | None, y: Tensor) -> float | None:
+        """How many outputs are zero.
+
+        About half of them
+        behind a ReLU.
+        """
+        return (y == 0).double().mean().item() if layer.kind == "activation" else None
+
+    network, x = nn.Sequential(nn.Linear(5, 40), nn.ReLU(), nn.Linear(40, 3)), torch.randn(64, 5)
+    series = measure(network, x).series["share_of_zeros"]  # registered measures are measured unless others are chosen
+    assert series.layers == ("1",)
+    assert series.values[0] == pytest.approx((network[0](x) <= 0).float().mean().item())
+    assert (series.title, series.healthy) == ("How many outputs are zero", "About half of them behind a ReLU.")
+    assert measure(network, x, families=[share_of_zeros]).series.keys() == {"share_of_zeros"}
 
 
 def test_weights_that_are_made_from_others_are_weights_of_their_layer() -> None:

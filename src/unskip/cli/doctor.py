@@ -13,7 +13,9 @@ from unskip.cli.tables import console_for_tables, fitted
 
 def doctor(
     network: Network,
-    method: Annotated[str, typer.Option(help="Make it skip-free with this method first: plain, pnnh, ...")] = "",
+    method: Annotated[
+        str, typer.Option(help="Make it skip-free with this method first (`unskip models --methods`).")
+    ] = "",
     against: Annotated[str | None, typer.Option(help="A second network to compare it with, given likewise.")] = None,
     weights: Weights = None,
     pretrained: Pretrained = False,
@@ -29,6 +31,12 @@ def doctor(
     seed: Annotated[
         int, typer.Option(help="Seed of the weights, of the images taken, and of what measuring draws.")
     ] = 0,
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Report this measure, a plug-in's too, beside those of the verdict, and no others. Repeatable."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write the report as a page, for instance report.html.")
     ] = None,
@@ -45,7 +53,9 @@ def doctor(
         from unskip.doctor.table import table, verdict_lines
 
     check_free(out, force)
-    showing = InputSpec(data=data, batch_size=batch_size, input_size=input_size, seed=seed)
+    showing = InputSpec(
+        data=data, batch_size=batch_size, input_size=input_size, seed=seed, measures=tuple(measure or ())
+    )
     console = Console(stderr=True)
     with console.status(f"Looking into {network} ..."):
         report = examine(network, showing, method=method, weights=weights, pretrained=pretrained)

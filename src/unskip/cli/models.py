@@ -1,4 +1,4 @@
-"""`unskip models`: the networks that have a name."""
+"""`unskip models`: the networks that have a name, and the methods of `plainify`."""
 
 import fnmatch
 from typing import Annotated
@@ -14,12 +14,23 @@ def models(
     pattern: Annotated[str, typer.Argument(help="Only names that match, for instance 'pnnh_*'.")] = "*",
     family: Annotated[str, typer.Option(help="Only families that match, for instance 'resnet' or '*timm*'.")] = "*",
     paper: Annotated[bool, typer.Option("--paper", help="Only networks whose parameters a paper prints.")] = False,
+    methods: Annotated[bool, typer.Option("--methods", help="List the methods and their options instead.")] = False,
 ) -> None:
     """Lists the networks: parameters trained and frozen, MACs, skips kept, and the paper's figure beside ours."""
     with Importing():
         from unskip._core.text import nearest
+        from unskip.methods import describe_method, method_names
         from unskip.models import ENTRIES, OTHERS, Entry, Other, about
 
+    if methods:
+        names = [name for name in method_names() if fnmatch.fnmatch(name, pattern)]
+        if not names:
+            raise ValueError(f"models: no method matches {pattern!r}.{nearest(pattern, method_names())}")
+        for method in map(describe_method, names):
+            print(f"{method.name}: {method.summary}")
+            for option in method.options:
+                print(f"    {option.name} = {option.values}: {option.doc}")
+        return
     listed: dict[str, Entry | Other] = {**ENTRIES, **OTHERS}
     families = sorted({entry.family for entry in listed.values()})
     if not fnmatch.filter(families, family):

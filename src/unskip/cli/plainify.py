@@ -12,8 +12,10 @@ from unskip.cli.options import Force, InputSize, Network, Pretrained, Seed, Weig
 def plainify(
     network: Network,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file: .safetensors.")] = None,
-    method: Annotated[str, typer.Option(help="rm keeps the function; pnnh, plain, ... are to be trained anew.")] = "rm",
-    options: Annotated[str, typer.Option(help="Options of the method, for instance '{norm = \"absorb\"}'.")] = "{}",
+    method: Annotated[
+        str, typer.Option(help="rm keeps the function. `unskip models --methods` lists all with their options.")
+    ] = "rm",
+    options: Annotated[str, typer.Option(help="The method's options, for instance '{norm = \"absorb\"}'.")] = "{}",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and write nothing.")] = False,
     limit: Annotated[
         float | None,

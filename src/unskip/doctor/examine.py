@@ -25,6 +25,7 @@ class InputSpec:
     batch_size: int | None = None
     input_size: str | None = None  # of one input, for instance "3x32x32"
     seed: int = 0  # of weights, of the images taken, and of what measuring draws
+    measures: tuple[str, ...] = ()  # names of measures beside those of the verdict; () for all
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -46,6 +47,7 @@ def examine(
         name=subject.name,
         data=batch.words,
         trained=subject.trained,
+        measures=showing.measures or None,
         seed=seed,
     )
 

@@ -1,6 +1,7 @@
 """The report: the measures of one network and what they mean, as a table, as JSON and as a page."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from torch import nn
 from unskip._core.files import write_atomically
 from unskip.doctor.page import plain, render
 from unskip.doctor.table import table
-from unskip.doctor.verdict import Verdict, judge
-from unskip.measures import Measured, measure
+from unskip.doctor.verdict import FAMILIES, Verdict, judge
+from unskip.measures import Family, Measured, measure
 from unskip.measures.layer_types import tensors_in
+from unskip.measures.measuring import LayerFunction
 
 FORMAT = "unskip-report-1"
 
@@ -67,42 +69,50 @@ class Report:
 
 
 def diagnose(
-    net: nn.Module,
-    images: Any,
+    model: nn.Module,
+    example: Any,
     targets: Any = None,
     *,
+    measures: Sequence[str | Family | LayerFunction] | None = None,
     name: str | None = None,
     data: str = "a batch of the caller's",
     trained: bool = False,
     seed: int = 0,
 ) -> Report:
-    """Measures what happens to the signal and to the gradient inside a network, and says whether it will train.
+    """Measures the signal and the gradient inside a model, and says whether it will train.
 
-    The network is measured as it is now, in training mode, and left exactly as it was.
+    The model is measured in training mode with its current weights, and left unchanged.
 
     Args:
-        net: any network that takes `images`.
-        images: a batch as training would show it, (B, ...); 32 to 128 inputs are plenty. Token numbers are welcome; a
-            tuple is several arguments, a dict keyword arguments.
-        targets: their classes, (B,), or a tensor like the output; random classes unless given.
-        name: what the report calls the network; its class unless given.
-        data: where the batch came from, in words, for the reader of the report.
-        trained: whether its weights are trained ones, on which the verdict's limits say nothing.
-        seed: of what is drawn to measure: noise, random classes, random directions.
+        model: any module.
+        example: an input batch as in training, (B, ...); 32 to 128 samples are enough. Token ids work too. A tuple is
+            passed as several arguments, a dict as keyword arguments.
+        targets: class indices (B,) or a tensor like the output; random classes by default.
+        measures: the measures of the report beside those that the verdict needs: names (see
+            `unskip.measures.measure_names`), or functions as `unskip.measures.register_measure` takes them. By default
+            all that are registered, including those of plug-ins.
+        name: of the model in the report; its class name by default.
+        data: where the example came from, for readers of the report.
+        trained: whether the weights are trained. The verdict's limits apply only to untrained models.
+        seed: for noise, random classes and random directions.
     """
-    if not isinstance(net, nn.Module):
-        raise ValueError(f"diagnose: net={net!r} is not an nn.Module; build the network first.")
-    if not tensors_in(images):
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"diagnose: model={model!r} is not an nn.Module. Build the model first.")
+    tensors = tensors_in(example)
+    if not tensors:
         raise ValueError(
-            f"diagnose: images must be a tensor (B, ...), or a tuple or dict of some, not {type(images).__name__}."
+            f"diagnose: example must be a tensor (B, ...), or a tuple or dict of tensors, not {type(example).__name__}."
         )
-    measured = measure(net, images, targets, seed=seed)
+    if isinstance(measures, str):
+        raise ValueError(f"diagnose: measures={measures!r} must be a list, for instance [{measures!r}].")
+    chosen = None if measures is None else [*FAMILIES, *measures]
+    measured = measure(model, example, targets, families=chosen, seed=seed)
     return Report(
-        name=name or type(net).__name__,
+        name=name or type(model).__name__,
         verdict=judge(measured, trained=trained),
         measured=measured,
-        parameters=sum(p.numel() for p in net.parameters() if p.requires_grad),
-        batch=tuple(tensors_in(images)[0].shape),
+        parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        batch=tuple(tensors[0].shape),
         data=data,
     )
 

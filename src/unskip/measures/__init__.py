@@ -3,13 +3,11 @@
 from unskip.measures.cushion import interlayer_cushion, layer_cushion
 from unskip.measures.dissipation import cosine_similarity, noise_to_signal, recovery
 from unskip.measures.gradient import growth
-from unskip.measures.measuring import DEFAULT, FAMILIES, measure, register_family
+from unskip.measures.measuring import measure, measure_names, register_measure
 from unskip.measures.probe import Family, Layer, Probe, record_outputs
 from unskip.measures.series import Findings, LayerInfo, Measured, Series
 
 __all__ = [
-    "DEFAULT",
-    "FAMILIES",
     "Family",
     "Findings",
     "Layer",
@@ -22,8 +20,9 @@ __all__ = [
     "interlayer_cushion",
     "layer_cushion",
     "measure",
+    "measure_names",
     "noise_to_signal",
     "record_outputs",
     "recovery",
-    "register_family",
+    "register_measure",
 ]

@@ -1,13 +1,16 @@
-"""`measure`: the families of measures on one network and one batch."""
+"""`measure`: the families of measures on one model and one batch."""
 
-from collections.abc import Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from unskip._core import plugins
 from unskip._core.modules import preserved, unwrap
+from unskip._core.text import nearest
 from unskip.measures import (
     activation,
     cushion,
@@ -20,63 +23,110 @@ from unskip.measures import (
     weights,
 )
 from unskip.measures.losses import Loss
-from unskip.measures.probe import Family, Probe, mapped
-from unskip.measures.series import Measured
+from unskip.measures.probe import Family, Layer, Probe, mapped
+from unskip.measures.series import Findings, Measured, Series
 
-FAMILIES: dict[str, Family] = {
+LayerFunction = Callable[[Layer, Tensor | None, Tensor], float | None]  # of layer, input and output; None: no value
+M = TypeVar("M", bound=Family | LayerFunction)
+
+_FAMILIES: dict[str, Family] = {
     module.FAMILY.name: module.FAMILY
     for module in (activation, gradient, dissipation, scaling, singularity, cushion, dominance, weights, dists)
 }
-DEFAULT = tuple(name for name in FAMILIES if name != "dists")  # which needs weights that are to be downloaded
+_ON_REQUEST = {"dists"}  # it downloads weights
 
 
-def register_family(family: Family) -> Family:
-    """Makes a family of measures known to `measure` under its name."""
-    if family.name in FAMILIES:
-        raise ValueError(f"register_family: there is a family {family.name!r} already. Give yours another name.")
-    FAMILIES[family.name] = family
-    return family
+def register_measure(measure: M, *, default: bool = True) -> M:
+    """Makes a measure known to `measure`, `diagnose` and `unskip doctor`, by its name; also a decorator.
+
+    Args:
+        measure: a `Family`, or a function of layer, input and output that returns one number, or None for a layer that
+            it does not apply to. Such a function's name is the name of the measure, the first paragraph of its
+            docstring the title of the plot, and the second one says what is healthy.
+        default: whether it is measured where no measures are chosen.
+    """
+    family = _as_family(measure)
+    if family.name in _FAMILIES:
+        raise ValueError(f"register_measure: there is a measure {family.name!r} already. Give yours another name.")
+    _FAMILIES[family.name] = family
+    if not default:
+        _ON_REQUEST.add(family.name)
+    return measure
+
+
+def measure_names(*, default: bool = False) -> list[str]:
+    """The names of all families of measures, plug-ins included, or of those that are measured by default."""
+    plugins.load("unskip.measures")
+    return [name for name in _FAMILIES if not (default and name in _ON_REQUEST)]
+
+
+def _as_family(measure: str | Family | LayerFunction) -> Family:
+    """The family of a name or of a function of one layer."""
+    if isinstance(measure, Family):
+        return measure
+    if isinstance(measure, str):
+        if measure not in measure_names():
+            raise ValueError(f"measure: there is no measure {measure!r}.{nearest(measure, measure_names())}")
+        return _FAMILIES[measure]
+    if not callable(measure):
+        raise ValueError(f"measure: {measure!r} is neither the name of a measure, nor a Family, nor a function.")
+    name = getattr(measure, "__name__", type(measure).__name__)
+    title, _, healthy = (inspect.getdoc(measure) or name.replace("_", " ")).partition("\n\n")
+
+    def report(probe: Probe) -> Findings:
+        values = {layer.name: layer.kept[name] for layer in probe.layers if layer.kept[name] is not None}
+        series = Series(
+            name=name,
+            title=title.rstrip("."),
+            label=name.replace("_", " "),
+            layers=tuple(values),
+            values=tuple(map(float, values.values())),
+            healthy=" ".join(healthy.split()) or "Nothing is said about it.",
+            source=getattr(measure, "__module__", ""),
+        )
+        return Findings(series=(series,))
+
+    return Family(name=name, forward=measure, report=report)
 
 
 def measure(
-    network: nn.Module,
-    batch: Any,
-    target: Any = None,
+    model: nn.Module,
+    example: Any,
+    targets: Any = None,
     *,
-    families: Sequence[str] = DEFAULT,
+    families: Sequence[str | Family | LayerFunction] | None = None,
     loss: Loss | None = None,
     seed: int = 0,
 ) -> Measured:
-    """What happens to the signal on its way through a network and to the gradient on its way back.
+    """Measures the signal at every layer of a model, and the gradient on its way back.
 
-    The network is run in training mode on the batch, forward and backward, and once more with a little noise on its
-    input. Afterwards it is as before: no hooks, same mode, buffers, gradients and random state, also after an error.
+    The model runs in training mode on the example batch, forward and backward, and once more with a little noise on its
+    input. Mode, buffers, gradients and random state are restored and hooks removed, also after an error.
 
     Args:
-        network: any module; compiled and DDP-wrapped ones are unwrapped.
-        batch: what it takes: a tensor (B, ...), a tuple of arguments, or a dict of keyword arguments.
-        target: class numbers (B,) or a tensor like the output; random labels without it.
-        families: which measures, by the names in `unskip.measures.FAMILIES`.
-        loss: a function of the network's output and `target` that returns one number; the default fits the output.
-        seed: of random labels, noise, dropout and estimates.
+        model: any module. Compiled and DDP-wrapped models are unwrapped.
+        example: an input batch: a tensor (B, ...), a tuple of arguments, or a dict of keyword arguments.
+        targets: class indices (B,) or a tensor like the output; random labels by default.
+        families: which measures: names (see `measure_names`), `Family` objects, or functions as `register_measure`
+            takes them. By default all that are registered, except those on request (`dists`).
+        loss: a function of the model's output and `targets` that returns one number; the default suits the output.
+        seed: for random labels, noise, dropout and estimates.
     """
-    if not isinstance(network, nn.Module):
-        raise ValueError(f"measure: network must be a torch.nn.Module, not {type(network).__name__}.")
-    unknown = [name for name in families if name not in FAMILIES]
-    if isinstance(families, str) or unknown:
-        raise ValueError(f"measure: families must be a list of names out of {', '.join(FAMILIES)}, not {families!r}.")
-    network = unwrap(network)
-    if isinstance(network, torch.jit.ScriptModule):
-        raise ValueError(
-            "measure: a scripted network (torch.jit) takes no hooks. Give the module that it was made from."
-        )
-    if any(is_lazy(parameter) for parameter in network.parameters()):
-        raise ValueError("measure: the network has lazy parameters without a shape. Run it once on a batch first.")
-    chosen = [FAMILIES[name] for name in dict.fromkeys(families)]
-    with torch.inference_mode(False), preserved(network), torch.compiler.set_stance("force_eager"):
-        # Copies of what was made in inference mode, which takes no gradients.
-        batch, target = mapped((batch, target), lambda x: x.clone() if x.is_inference() else x)
-        probe = Probe(network, batch, target, loss=loss, seed=seed)
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"measure: model must be a torch.nn.Module, not {type(model).__name__}.")
+    if isinstance(families, str):
+        raise ValueError(f"measure: families={families!r} must be a list, for instance [{families!r}].")
+    chosen = [_as_family(family) for family in (measure_names(default=True) if families is None else families)]
+    chosen = list({family.name: family for family in chosen}.values())
+    model = unwrap(model)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError("measure: model is scripted (torch.jit) and takes no hooks. Pass the module it was made from.")
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise ValueError("measure: model has lazy parameters without a shape. Run it once on a batch first.")
+    with torch.inference_mode(False), preserved(model), torch.compiler.set_stance("force_eager"):
+        # Inference tensors take no gradients, so they are copied.
+        example, targets = mapped((example, targets), lambda x: x.clone() if x.is_inference() else x)
+        probe = Probe(model, example, targets, loss=loss, seed=seed)
         probe.collect(chosen)
         findings = [family.report(probe) for family in chosen]
     return Measured(

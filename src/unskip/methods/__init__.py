@@ -1,4 +1,11 @@
-"""Methods: ways to make a residual block skip-free. One file each, BlockSpec -> nn.Module."""
+"""Methods: ways to make a residual block skip-free. One file each, BlockSpec -> nn.Module.
+
+A new method is one new file in this folder: importing the package imports every file, and `register_method` in it makes
+the method known to `plainify`, recipes, the command line and the documentation.
+"""
+
+import importlib
+import pkgutil
 
 from unskip.methods.delta_tanh import DeltaTanh
 from unskip.methods.dirac import Dirac, DiracConv2d, DiracLinear, fold_dirac
@@ -7,7 +14,14 @@ from unskip.methods.looks_linear import CReLU, LooksLinear
 from unskip.methods.partial import PartialConv2d
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.pnnh import PNNH, PNNHBlock, PNNHPaper
-from unskip.methods.registry import Method, method_names, method_options, register_method, resolve_method
+from unskip.methods.registry import (
+    Method,
+    describe_method,
+    method_names,
+    method_options,
+    register_method,
+    resolve_method,
+)
 from unskip.methods.residual_half import ResidualHalf
 from unskip.methods.rm import RM, CappedReLU, RMBlock, out_of_range
 from unskip.methods.seq import Seq, SeqBlock, SeqBottle, TiedConv
@@ -41,6 +55,7 @@ __all__ = [
     "SeqBottle",
     "TiedConv",
     "Unsupported",
+    "describe_method",
     "fold_dirac",
     "method_names",
     "method_options",
@@ -51,3 +66,6 @@ __all__ = [
     "stack",
     "stacked",
 ]
+
+for _file in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_file.name}")

@@ -18,8 +18,7 @@ from torch import nn
 from unskip.coders import CoderBank
 from unskip.methods.delta_orthogonal import delta_orthogonal_
 from unskip.methods.norm_free import norm_free
-from unskip.methods.pnnh import check_number
-from unskip.methods.registry import register_method
+from unskip.methods.registry import check_options, register_method
 from unskip.methods.spec import BlockSpec, Conv
 
 
@@ -34,8 +33,7 @@ class DeltaTanh:
     keeps_weights: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_number("delta_tanh", "gain", self.gain)
-        check_number("delta_tanh", "bias", self.bias)
+        check_options(self)
         if not self.gain > 0:
             raise ValueError(f"delta_tanh: gain={self.gain} must be above 0; 1 keeps the norm of small signals.")
         if not self.bias >= 0:

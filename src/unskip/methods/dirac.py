@@ -20,8 +20,7 @@ from torch.nn import functional as F
 from unskip._core.modules import square
 from unskip.coders import CoderBank
 from unskip.methods.plain import Plain, PlainBlock
-from unskip.methods.pnnh import check_number
-from unskip.methods.registry import register_method
+from unskip.methods.registry import check_options, register_method
 from unskip.methods.seq import TiedConv
 from unskip.methods.spec import BlockSpec, Conv, Unsupported, describe, factory, replace_weight
 
@@ -126,8 +125,7 @@ class Dirac:
     keeps_weights: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_number("dirac", "a", self.a)
-        check_number("dirac", "b", self.b)
+        check_options(self)
 
     def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
         if not spec.skip:

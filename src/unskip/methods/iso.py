@@ -9,7 +9,7 @@ orthogonal by a penalty while it trains (`unskip.train.Orthogonal`, `orthogonal`
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from unskip.coders import CoderBank
 from unskip.methods.delta_orthogonal import delta_orthogonal_
 from unskip.methods.norm_free import norm_free
-from unskip.methods.pnnh import check_number
-from unskip.methods.registry import check_choices, register_method
+from unskip.methods.registry import check_options, register_method
 from unskip.methods.spec import BlockSpec
 
 Init = Literal["orthogonal", "identity"]
@@ -49,8 +48,7 @@ class Iso:
     keeps_weights: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_number("iso", "shift", self.shift)
-        check_choices("iso", self, {"init": get_args(Init)})
+        check_options(self)
 
     def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
         if not spec.skip:

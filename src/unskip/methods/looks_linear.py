@@ -19,8 +19,8 @@ from unskip.coders import CoderBank
 from unskip.methods.delta_orthogonal import delta_orthogonal_
 from unskip.methods.norm_free import has_activation
 from unskip.methods.plain import PlainBlock
-from unskip.methods.pnnh import check_number, conv_like
-from unskip.methods.registry import register_method
+from unskip.methods.pnnh import conv_like
+from unskip.methods.registry import check_options, register_method
 from unskip.methods.spec import BlockSpec, Unsupported
 
 
@@ -48,7 +48,7 @@ class LooksLinear:
     keeps_weights: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_number("looks_linear", "gain", self.gain)
+        check_options(self)
         if not self.gain > 0:
             raise ValueError(f"looks_linear: gain={self.gain} must be above 0; 1 keeps the norm of what passes.")
 

@@ -10,10 +10,9 @@ above [W_2, W_dec] (`unskip.methods.stack`). That is why the network is plain.
 """
 
 import copy
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from timm.layers import DropPath
@@ -26,7 +25,7 @@ from unskip.methods import fused
 from unskip.methods.lean import LeanInverted, LeanSequential
 from unskip.methods.partial import PartialConv2d
 from unskip.methods.plain import Plain, PlainBlock
-from unskip.methods.registry import check_choices, register_method
+from unskip.methods.registry import check_options, register_method
 from unskip.methods.spec import RECTIFIERS, BlockSpec, Conv, Layer, Unsupported, factory
 
 Norm = Literal["first", "both"]
@@ -72,8 +71,10 @@ class PNNHBlock(nn.Module):
 @register_method("pnnh")
 @dataclass(frozen=True, kw_only=True)
 class PNNH:
-    """The options of PNNH. The defaults are explained, with their measurements, in docs/pnnh.md; `pnnh_paper` has the
-    paper's literal setting."""
+    """y = σ(learner(x) + coder(x)): a trained learner of half the width beside a frozen coder that carries the input.
+
+    docs/pnnh.md explains the defaults, with their measurements; `pnnh_paper` has the paper's literal setting.
+    """
 
     ratio: float = 0.5  # C_B / C (C_B / C_low in bottlenecks), above 0 and at most 1/2
     pretext: str = "auto"  # what the coder is; auto: group_average in CNNs, fitted on normal inputs in an MLP
@@ -84,32 +85,18 @@ class PNNH:
     transient: Transient = "full"  # channels that pretext="identity" does not carry: all taps, or the centre tap alone
     hidden: Mapping[int, int] | None = None  # width of the learner by that of the block, {48: 8}; None: H - C_B
     head_norm: bool | None = None  # a norm before pooling; None: where the network has a place for one (CIFAR ResNets)
-    # How it is computed: by the definition; without matrices; and with less kept for backward. auto: fast, and of
-    # inverted bottlenecks (MobileNet-V2) what their depthwise convolutions read is not kept
-    block: Block = "auto"
+    block: Block = "auto"  # plain: the definition; fast: no matrices; lean: less memory; auto: fast, lean in MobileNet
     seed: int = 0  # of fitted and random coders
 
     keeps_weights: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_number("pnnh", "ratio", self.ratio)
-        check_number("pnnh", "scale", self.scale)
-        if not isinstance(self.seed, int):
-            raise ValueError(f"pnnh: seed={self.seed!r} must be a whole number.")
+        check_options(self, pretext=("auto", *PRETEXTS, "none"))
         if not 0 < self.ratio <= 0.5:
             raise ValueError(
                 f"pnnh: ratio={self.ratio} must be above 0 and at most 0.5. A coder as wide as the block is a residual "
                 "connection; it has its own method, 'residual_half'."
             )
-        choices = {
-            "pretext": ("auto", *PRETEXTS, "none"),
-            "norm": get_args(Norm),
-            "transition": get_args(Transition),
-            "signed": get_args(Signed),
-            "transient": get_args(Transient),
-            "block": get_args(Block),
-        }
-        check_choices("pnnh", self, choices)
         if self.transient == "centre" and self.pretext != "identity":
             raise ValueError(
                 f"pnnh: transient='centre' needs pretext='identity', the coder whose carried channels are the first "
@@ -117,7 +104,6 @@ class PNNH:
             )
         if self.hidden is not None:
             object.__setattr__(self, "hidden", check_hidden(self.hidden))
-        check_head_norm("pnnh", self.head_norm)
         if not self.scale >= 0:
             raise ValueError(f"pnnh: scale={self.scale} must not be negative; 1 is He's initialisation.")
 
@@ -298,11 +284,6 @@ def beside(spec: BlockSpec, code: int) -> int:
     return down if spec.family == "inverted" and down >= 0.9 * width else width
 
 
-def check_head_norm(where: str, value: object) -> None:
-    if value is not None and not isinstance(value, bool):
-        raise ValueError(f"{where}: head_norm={value!r} must be true, false or None (where there is a place for it).")
-
-
 def set_head_norm(where: str, network: nn.Module, wanted: bool | None) -> None:
     """Puts a norm before the network's pooling. False leaves its head as it is."""
     place = getattr(network, "add_head_norm", None)
@@ -340,11 +321,6 @@ def check_strides(spec: BlockSpec) -> None:
             f"{[layer.kernel for layer in spec.layers]}{', dilated,' if dilated else ''} leave no convolution to pool "
             "in; transition='whole' works"
         )
-
-
-def check_number(where: str, option: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{where}: {option}={value!r} must be a finite number.")
 
 
 def passes_positive(act: nn.Module) -> bool:

@@ -11,8 +11,8 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from unskip.coders import CoderBank
-from unskip.methods.pnnh import PNNH, check_head_norm, check_number, set_head_norm
-from unskip.methods.registry import register_method
+from unskip.methods.pnnh import PNNH, set_head_norm
+from unskip.methods.registry import check_options, register_method
 from unskip.methods.spec import BlockSpec
 
 
@@ -45,7 +45,7 @@ class ResidualHalfBlock(nn.Module):
 @register_method("residual_half")
 @dataclass(frozen=True, kw_only=True)
 class ResidualHalf:
-    """The learner that `pnnh` would have, and the skip connection as it was."""
+    """The learner of `pnnh` beside the block's own skip connection: an upper bound, not plain."""
 
     ratio: float = 0.5  # the share of C (of C_low in bottlenecks) by which the hidden width shrinks
     scale: float = 0.3  # of the last convolution at initialisation, relative to He's
@@ -54,11 +54,9 @@ class ResidualHalf:
     keeps_weights: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_number("residual_half", "ratio", self.ratio)
-        check_number("residual_half", "scale", self.scale)
+        check_options(self)
         if not 0 < self.ratio <= 0.5:
             raise ValueError(f"residual_half: ratio={self.ratio} must be above 0 and at most 0.5.")
-        check_head_norm("residual_half", self.head_norm)
 
     def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
         if not spec.skip:

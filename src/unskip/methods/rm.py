@@ -21,15 +21,15 @@ import copy
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
 from unskip.coders import CoderBank
-from unskip.methods.pnnh import check_number, norm_like
-from unskip.methods.registry import check_choices, register_method
+from unskip.methods.pnnh import norm_like
+from unskip.methods.registry import check_options, register_method
 from unskip.methods.spec import (
     NO_OPS,
     NORMS,
@@ -121,7 +121,10 @@ class Divisible(nn.Module):
 @register_method("rm")
 @dataclass(frozen=True, kw_only=True)
 class RM:
-    """The options of rm. It takes a network in eval mode; dropout and stochastic depth in the blocks do not survive."""
+    """Exact removal of the skips: each block's input travels beside its branch in extra channels.
+
+    It takes a network in eval mode; dropout and stochastic depth in the blocks are dropped.
+    """
 
     norm: KeepNorm = "keep"  # norms inside the branch: kept for training on, or absorbed into the convolutions
     relu6: Relu6 = "split"  # in a ReLU6 block the carried channels have no cap, or a scale that keeps them below it
@@ -135,11 +138,9 @@ class RM:
     cheaper: ClassVar[str] = "; middle='grouped' costs less in bottlenecks and pre-activation blocks"
 
     def __post_init__(self) -> None:
-        check_choices("rm", self, {"norm": get_args(KeepNorm), "relu6": get_args(Relu6), "middle": get_args(Middle)})
-        if isinstance(self.scale, bool) or not isinstance(self.scale, int) or not 0 <= self.scale <= 60:
+        check_options(self)
+        if not 0 <= self.scale <= 60:
             raise ValueError(f"rm: scale={self.scale!r} must be a whole number from 0 to 60, an exponent of 2.")
-        if self.limit != math.inf:
-            check_number("rm", "limit", self.limit)
         if self.limit < 1:
             raise ValueError(f"rm: limit={self.limit} must be at least 1, in multiples of the network's parameters.")
 

@@ -14,7 +14,7 @@ The layers have the paper's numbers, Conv1 to Conv4 (B.2). What it leaves open i
 import copy
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from unskip.coders import CoderBank, is_replica
 from unskip.methods.inits import Init, pair_weights, tall_weight
 from unskip.methods.pnnh import norm_like
-from unskip.methods.registry import check_choices, register_method
+from unskip.methods.registry import check_options, register_method
 from unskip.methods.spec import NORMS, BlockSpec, Conv, Unsupported, factory
 
 Tie = Literal["none", "conv2", "conv4", "both"]
@@ -82,8 +82,10 @@ class SeqBlock(nn.Sequential):
 @register_method("seq")
 @dataclass(frozen=True, kw_only=True)
 class Seq:
-    """SeqBasic in place of two 3x3 convolutions, SeqBottle in place of a bottleneck, with the options of the paper's
-    ablations (B.2). docs/seqnet.md explains them."""
+    """SeqBasic in place of two 3x3 convolutions, SeqBottle in place of a bottleneck.
+
+    The options are the paper's ablations (B.2); docs/seqnet.md explains them.
+    """
 
     init: Init = "R"  # Gaussian, orthogonal or looks-linear (Table 3a)
     tie: Tie = "none"  # which pairs share one weight in training too: Conv1 with Conv2, Conv3 with Conv4 (Table 5)
@@ -94,10 +96,7 @@ class Seq:
     keeps_weights: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        choices = {"init": Init, "tie": Tie, "pre_relu": PreReLU, "position": Position}
-        check_choices("seq", self, {option: get_args(known) for option, known in choices.items()})
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ValueError(f"seq: seed={self.seed!r} must be a whole number.")
+        check_options(self)
 
     def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
         if not spec.skip:

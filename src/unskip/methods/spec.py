@@ -1,4 +1,4 @@
-"""BlockSpec: what a residual block is, whoever wrote it. Readers make it, methods turn it into a skip-free block.
+"""BlockSpec: the parts of a residual block of any library. Readers make it, methods turn it into a skip-free block.
 
 A residual block computes, with any part but the branch possibly missing,
 
@@ -27,8 +27,11 @@ RECTIFIERS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.Sigmoid, nn.Softplus
 NO_OPS = (nn.Identity, DropPath)
 
 
-class Unsupported(ValueError):  # noqa: N818 - it is a refusal with a reason, raised by methods and caught by plainify
-    """A method can't express a block. The message is the end of a sentence that begins with the block's path."""
+class Unsupported(ValueError):  # noqa: N818 - users see plainify's UnsupportedBlockError instead
+    """Raised by readers and methods for a block that they can't express; `plainify` catches it.
+
+    The message is the reason alone, the end of a sentence: "its activations differ from each other".
+    """
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,7 @@ class BlockSpec:
     skip: bool = True  # False: the block has no skip connection (MobileNet-V2 where the width changes)
     out_act: nn.Module | None = None  # the activation after the addition
     kept: tuple[str, ...] = ()  # skips of this block that no method removes, by name ('attention')
-    nonnegative: bool = (
-        False  # whether it is proven that the block reads nothing negative; `plainify` looks for exact methods
-    )
+    nonnegative: bool = False  # proven that the block reads nothing negative; set by `plainify` for exact methods
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -178,6 +179,7 @@ class BlockSpec:
 
 
 def describe(module: nn.Module) -> str:
+    """The package and the class of a module: 'timm.SEModule'."""
     return f"{type(module).__module__.split('.')[0]}.{type(module).__name__}"
 
 

@@ -22,7 +22,7 @@ from timm.models import checkpoint_seq
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip.methods.pnnh import check_number
+from unskip.methods.registry import check_number
 from unskip.models.cifar import check_count
 from unskip.models.named import CIFAR
 from unskip.models.registry import network

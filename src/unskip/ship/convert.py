@@ -1,6 +1,5 @@
 """convert: exact removal of skips with its proof; what the command line calls for a method that keeps the function."""
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,8 @@ from unskip._core.modules import unwrap
 from unskip.methods import Method, out_of_range, resolve_method
 from unskip.ship.proof import find_example, in_float64, proven
 from unskip.ship.verify import Check
-from unskip.surgery import Cost, cost, plainify
+from unskip.surgery import Cost, plainify
+from unskip.surgery.cost import compare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ def convert(
         method: an exact one: 'rm', or one of your own.
         example: a batch of inputs to check the result on; without it small random images that the network takes.
         strict: as in `plainify`: with False a block that the method can't take keeps its skip, with a warning.
-        options: the method's own; for 'rm': norm, relu6, scale, middle and limit.
+        options: the options of the method (`unskip models rm --methods`).
 
     Returns:
         A new network in the same dtype and on the same device. Its attribute `conversion` holds cost and proof.
@@ -58,13 +58,11 @@ def convert(
             "unskip.plainify applies it, for training from scratch."
         )
     original = in_float64("convert", network)
-    price = cost(network, how, example=example, strict=strict)
-    price.check(getattr(how, "limit", math.inf), "convert", getattr(how, "cheaper", ""))
-    unlimited = dataclasses.replace(how, limit=math.inf) if hasattr(how, "limit") else how  # type: ignore[type-var]
-    converted = plainify(original, unlimited, strict=strict)
+    converted = plainify(original, how, strict=strict)
     x = find_example("convert", converted, example)  # which may ask for more than the original: even sides
     _refuse_range(converted, x)
     converted, exact, check = proven("convert", network, original, converted, x)
+    price = compare(network, converted, example)
     converted.conversion = Conversion(cost=price, exact=exact, check=check)  # type: ignore[assignment]
     return converted
 

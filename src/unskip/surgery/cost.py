@@ -1,4 +1,4 @@
-"""What a network costs, counted on the meta device: parameters, multiply-accumulates, memory of its activations."""
+"""Parameters, multiply-accumulates and activation memory of a network, counted on the meta device."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -17,35 +17,35 @@ from unskip._core.errors import RUN_ERRORS, reason
 from unskip.methods.rm import BesideNorm
 from unskip.methods.stack import replaced
 
-SIDE = 224  # pixels, where neither the user nor the network says more
+SIDE = 224  # pixels of an image, where neither example nor model tell
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """What one network costs."""
+    """The size of one network."""
 
     parameters: int
     macs: int | None  # multiply-accumulates of one forward pass of one image; None where it can't be run
-    memory: int | None  # bytes: the most that activations of one image take at once in inference, norms in place
+    memory: int | None  # bytes: the peak of activations of one image in inference, norms folded
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a conversion costs: `print(cost)` is a table, `cost.growth` the number that `limit` is about."""
+    """The size of a network before and after a conversion: `print(cost)` is a table."""
 
     before: Size
     after: Size
-    shape: tuple[int, ...]  # of the image that was counted
-    blocks: int = 0  # residual ones, where the conversion is plainify's
-    left: tuple[str, ...] = ()  # paths of those that stay as they are (strict=False)
+    shape: tuple[int, ...]  # of one input
+    blocks: int = 0  # residual blocks, if the conversion is `plainify`
+    left: tuple[str, ...] = ()  # paths of the blocks that keep their skips (strict=False)
 
     @property
     def growth(self) -> float:
-        """Parameters afterwards, in multiples of those before."""
+        """Parameters after the conversion over parameters before it."""
         return self.after.parameters / max(1, self.before.parameters)
 
     def check(self, limit: float, where: str, hint: str = "") -> None:
-        """Refuses a growth above the limit, with this table and a hint at what costs less."""
+        """Raises a ValueError with this table, and a hint at a cheaper way, if the growth is above the limit."""
         if self.growth > limit:
             raise ValueError(
                 f"{where}: the network would have {self.growth:.1f} times its parameters, more than limit={limit:g}. "
@@ -72,18 +72,18 @@ class Cost:
         return "\n".join(lines)
 
 
-def on_meta(network: nn.Module) -> nn.Module:
-    """A copy of the network's structure without its weights, which takes no memory."""
-    tensors = [*network.parameters(), *network.buffers()]
+def on_meta(model: nn.Module) -> nn.Module:
+    """A copy of the model on the meta device: its structure without memory for weights."""
+    tensors = [*model.parameters(), *model.buffers()]
     memo: dict[int, Any] = {}
     for tensor in tensors:
         empty = tensor.detach().to("meta")
         memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-    return copy.deepcopy(network, memo)
+    return copy.deepcopy(model, memo)
 
 
-def input_shape(network: nn.Module, example: Tensor | None) -> tuple[int, ...]:
-    """The shape of one input: that of the example, or what the network says of itself, or an image of 224 px."""
+def input_shape(model: nn.Module, example: Tensor | None) -> tuple[int, ...]:
+    """The shape of one input: of the example, or as the model's attributes tell, or an image of 224 px."""
     if example is not None:
         if not isinstance(example, Tensor) or example.ndim < 2:
             what = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
@@ -91,60 +91,76 @@ def input_shape(network: nn.Module, example: Tensor | None) -> tuple[int, ...]:
                 f"cost: example={what} must be a batch of inputs, for instance torch.randn(1, 3, 224, 224)."
             )
         return tuple(example.shape[1:])
-    own = getattr(network, "image_shape", None)
-    config = getattr(network, "pretrained_cfg", None) or {}
-    first = next((m for m in network.modules() if isinstance(m, nn.Conv2d)), None)
+    own = getattr(model, "image_shape", None)
+    config = getattr(model, "pretrained_cfg", None) or {}
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     channels = 3 if first is None else first.in_channels
     if own is not None:
         return tuple(own)
     return (channels, *config["input_size"][1:]) if "input_size" in config else (channels, SIDE, SIDE)
 
 
-def size(network: nn.Module, shape: tuple[int, ...], *, must_run: bool = False) -> Size:
-    """Counts a network on the meta device, in eval mode.
+def size(model: nn.Module, shape: tuple[int, ...], *, must_run: bool = False) -> Size:
+    """The size of a model in eval mode.
 
     Args:
-        network: on the meta device; it may be changed.
+        model: on the meta device; it may be changed.
         shape: of one input.
-        must_run: whether a network that does not take this shape is an error.
+        must_run: whether a model that does not take this shape is an error.
     """
-    parameters = sum(p.numel() for p in network.parameters())
-    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
-    network = _without_norms(network.eval())
+    parameters = sum(p.numel() for p in model.parameters())
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    model = _without_norms(model.eval())
     live = _Live()
     try:
         x = torch.empty(1, *shape, dtype=dtype, device="meta")
         with torch.no_grad(), FlopCounterMode(display=False) as flops, live:
-            network(x)
+            model(x)
     except RUN_ERRORS as problem:
         if must_run:
             raise ValueError(
-                f"cost: {type(network).__name__} does not run on an input of shape {shape}: {reason(problem)}."
+                f"cost: {type(model).__name__} does not run on an input of shape {shape}: {reason(problem)}."
             ) from problem
         return Size(parameters=parameters, macs=None, memory=None)
     return Size(parameters=parameters, macs=flops.get_total_flops() // 2, memory=live.peak)
 
 
-def _without_norms(network: nn.Module) -> nn.Module:
-    """BatchNorm runs inside its convolution wherever speed counts, so it has no activations of its own."""
-    for module in list(network.modules()):
+def compare(before: nn.Module, after: nn.Module, example: Tensor | None = None) -> Cost:
+    """The cost of a conversion that has been done, from the model `before` it and the model `after` it.
+
+    Args:
+        before: the model as it was.
+        after: the converted model; `plainify` has left its `surgery` there.
+        example: a batch of inputs, for its shape; else the input size that the model knows, or an image of 224 px.
+    """
+    shape = input_shape(before, example)
+    sizes = [size(on_meta(model), shape, must_run=example is not None) for model in (before, after)]
+    surgery = getattr(after, "surgery", None)
+    left = getattr(surgery, "left", ())
+    blocks = len(getattr(surgery, "replaced", ())) + len(left)
+    return Cost(before=sizes[0], after=sizes[1], shape=shape, blocks=blocks, left=left)
+
+
+def _without_norms(model: nn.Module) -> nn.Module:
+    """The model without BatchNorm, which runs inside of the convolution before it wherever speed counts."""
+    for module in list(model.modules()):
         norm = module.norm if isinstance(module, BesideNorm) else module
         if isinstance(norm, BatchNormAct2d):
-            network = replaced(network, module, norm.act)
+            model = replaced(model, module, norm.act)
         elif isinstance(norm, nn.modules.batchnorm._BatchNorm):
-            network = replaced(network, module, nn.Identity())
-    return network
+            model = replaced(model, module, nn.Identity())
+    return model
 
 
 class _Live(TorchDispatchMode):
-    """Records who writes and reads which storage, so that each lives from its first to its last use.
+    """Records the operations that write and read each storage; a storage lives from its first to its last use.
 
-    What Python still holds beyond that (the caller of a block holds the block's input) is not counted.
+    References that Python holds beyond that (the caller of a block holds the block's input) are not counted.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.nbytes: dict[int, int] = {}  # of storages that the network has written
+        self.nbytes: dict[int, int] = {}  # of storages that the model has written
         self.first: dict[int, int] = {}  # by storage: the number of the operation
         self.last: dict[int, int] = {}
         self.count = 0

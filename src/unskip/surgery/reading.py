@@ -1,4 +1,4 @@
-"""Readers: what turns a block of somebody's residual network into a BlockSpec. One function per block class."""
+"""The registry of readers: functions from a residual block of some class to its BlockSpec."""
 
 import dis
 import types
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from unskip._core import plugins
 from unskip.methods.spec import BlockSpec
 
 Read = Callable[[nn.Module, str], BlockSpec]
@@ -30,10 +31,10 @@ def _replace(block: nn.Module, skip_free: nn.Module) -> nn.Module:
 
 
 def register_reader(*classes: type[nn.Module], write: Write = _replace) -> Callable[[Read], Read]:
-    """Decorator: `read(block, path)` gives the BlockSpec of any block of these classes.
+    """Decorator: makes `read(block, path)`, which returns a BlockSpec, the reader of blocks of these classes.
 
-    `write(block, skip_free)` returns what then stands in the block's place, the skip-free module itself unless the
-    block does more than that (attention). It may change and return the block that it is given.
+    `write(block, skip_free)` returns the module that replaces the block: the skip-free module itself, unless the block
+    does more than its residual branch (attention). It may change and return the block.
     """
 
     def register(read: Read) -> Read:
@@ -45,7 +46,8 @@ def register_reader(*classes: type[nn.Module], write: Write = _replace) -> Calla
 
 
 def reader_of(module: nn.Module) -> Reader | None:
-    """The reader of a module's class, or of a parent class whose `forward` it still uses."""
+    """The reader of a module's class, or of a parent class whose `forward` it still uses; None where there is none."""
+    plugins.load("unskip.readers")
     for cls in type(module).__mro__:
         if cls in _READERS:
             return _READERS[cls] if type(module).forward is cls.forward else None
@@ -53,16 +55,18 @@ def reader_of(module: nn.Module) -> Reader | None:
 
 
 def known_families() -> list[str]:
+    """The classes of blocks that a reader knows, each behind the name of its package."""
+    plugins.load("unskip.readers")
     return sorted({f"{cls.__module__.split('.')[0]} {cls.__name__}" for cls in _READERS})
 
 
-def find_blocks(network: nn.Module) -> Iterator[tuple[str, nn.Module, Reader | None]]:
-    """All blocks that a reader knows, in order, and, with None for a reader, those that look residual to no avail.
+def find_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module, Reader | None]]:
+    """Yields path, block and reader of all residual blocks in order; the reader is None where no reader knows a block.
 
-    Neither is looked into any further. What looks residual counts only if the network has several of its class, or if
-    it derives from a class that a reader knows.
+    A block of an unknown class is only yielded if it looks residual and the model has several of its class, or if it
+    derives from a class that a reader knows. Modules inside of blocks are not searched.
     """
-    classes = Counter(type(module) for module in network.modules())
+    classes = Counter(type(module) for module in model.modules())
 
     def search(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module, Reader | None]]:
         reader = reader_of(module)
@@ -79,17 +83,16 @@ def find_blocks(network: nn.Module) -> Iterator[tuple[str, nn.Module, Reader | N
             else:
                 yield from inside
 
-    yield from search(network, "")
+    yield from search(model, "")
 
 
 def looks_residual(module: nn.Module) -> bool:
-    """A guess at a class that nobody has described: it holds a convolution or linear layer, and adds something.
+    """Whether a module holds a convolution or linear layer and its `forward` adds something.
 
-    It only serves to say which block stopped us, so it may be wrong about a block, but not about a network.
+    This is a guess, used only to name the blocks for which a reader is missing.
     """
     forward = getattr(type(module).forward, "__wrapped__", type(module).forward)
     if not isinstance(forward, types.FunctionType) or forward.__module__.startswith("torch.nn.modules"):
         return False
-    adds = any(op.opname in ("BINARY_OP", "BINARY_ADD", "INPLACE_ADD") and op.argrepr in ("+", "+=", "")
-               for op in dis.get_instructions(forward))  # fmt: skip
+    adds = any(op.opname == "BINARY_OP" and op.argrepr in ("+", "+=") for op in dis.get_instructions(forward))
     return adds and any(isinstance(child, nn.Conv2d | nn.Linear) for child in module.modules())

@@ -1,8 +1,8 @@
-"""Which blocks of a network are proven to read nothing negative: what an exact method must know, not guess.
+"""Finds the blocks whose input is proven to be nonnegative, which an exact method must know.
 
-The proof is a symbolic trace of the network with its blocks as whole pieces: a block that reads a ReLU's output, or the
-output of a block that ends in one, through nothing but pooling, reads nothing negative. Whatever can't be traced proves
-nothing, and such a block is taken to read both signs.
+The proof is a symbolic trace of the model in which each block is one node: a block that reads the output of a ReLU, or
+of a block that ends in one, directly or through pooling, reads nothing negative. A block for which the trace proves
+nothing counts as reading both signs.
 """
 
 import inspect
@@ -36,29 +36,29 @@ class _BlocksWhole(fx.Tracer):
         return id(m) in self.whole or isinstance(m, BatchNormAct2d) or super().is_leaf_module(m, module_qualified_name)
 
 
-def nonnegative_inputs(network: nn.Module, blocks: Mapping[str, nn.Module], out_acts: Mapping[int, Any]) -> set[int]:
-    """The ids of the blocks that read nothing negative, wherever they run.
+def nonnegative_inputs(model: nn.Module, blocks: Mapping[str, nn.Module], out_acts: Mapping[int, Any]) -> set[int]:
+    """The ids of the blocks that read nothing negative in any of their calls.
 
     Args:
-        network: the network.
+        model: the model.
         blocks: its blocks by path.
         out_acts: the activation at the end of a block, by the block's id.
     """
-    if any(module._forward_hooks or module._forward_pre_hooks for module in network.modules()):
-        return set()  # a hook may write whatever it likes
-    parameters = inspect.signature(network.forward).parameters.values()
+    if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
+        return set()  # a hook may change any tensor
+    parameters = inspect.signature(model.forward).parameters.values()
     given = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
     try:
-        graph = _BlocksWhole(blocks).trace(network, concrete_args=given)
-    except Exception:  # anybody's forward may fail in any way under a symbolic input
+        graph = _BlocksWhole(blocks).trace(model, concrete_args=given)
+    except Exception:  # any forward may fail in any way on a symbolic input
         return set()
-    modules = dict(network.named_modules(remove_duplicate=False))
+    modules = dict(model.named_modules(remove_duplicate=False))
 
     def module_of(node: fx.Node) -> nn.Module | None:
         return modules.get(str(node.target)) if node.op == "call_module" else None
 
     def overwritten(node: fx.Node) -> bool:
-        """Whether somebody who reads it may write into it something else than its ReLU."""
+        """Whether a reader of the node's output may overwrite it in place, other than by a ReLU."""
         return any(_writes(reader, module_of(reader)) for reader in node.users)
 
     def holds(node: Any) -> bool:
