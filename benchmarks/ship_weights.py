@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import unskip
+from unskip.data.config import DataConfig
 from unskip.data.sets import DataSet, load
 from unskip.models.weights import Weights, as_stored, store_weights
-from unskip.train import Recipe
 
 RECORDS = Path(__file__).parent / "records"
 
@@ -48,7 +48,7 @@ def main() -> None:
     model = unskip.create_model(args.name)
     model.load_state_dict(load_file(args.weights))
     model.load_state_dict(as_stored(model))  # test the rounded weights
-    data = load(Recipe(dataset="cifar10", val_fraction=0.0), args.data)
+    data = load(DataConfig(dataset="cifar10", val_fraction=0.0), args.data)
     for note in data.notes:
         print(f"Note: {note}.")
     model = model.to(args.device, memory_format=torch.channels_last).eval()

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import unskip
 from unskip._core import plugins
 from unskip.cli.commands import app
+from unskip.data import sets
 from unskip.measures import measure_names, measuring
 from unskip.methods import describe_method, method_names, registry
 from unskip.surgery import known_families, reading
@@ -23,6 +24,7 @@ from unskip.surgery import known_families, reading
 TOY = Path(__file__).parent / "toy_package" / "toy_unskip"
 RESIDUAL = "toy_unskip.networks:residual"
 GROUPS = {"unskip.methods": "methods", "unskip.readers": "readers", "unskip.measures": "measures"}
+GROUPS["unskip.datasets"] = "datasets"
 
 
 def install(folder: Path, name: str, entries: dict[str, str]) -> None:
@@ -50,6 +52,7 @@ def toy(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
     monkeypatch.setattr(reading, "_READERS", dict(reading._READERS))
     monkeypatch.setattr(measuring, "_FAMILIES", dict(measuring._FAMILIES))
+    monkeypatch.setattr(sets, "DATASETS", dict(sets.DATASETS))
     yield site
     for name in [name for name in sys.modules if name.split(".")[0] in ("toy_unskip", "broken_unskip")]:
         del sys.modules[name]
@@ -95,11 +98,16 @@ def test_it_is_listed_with_its_options(toy: Path) -> None:
 
 
 def test_a_few_steps_of_training_by_a_recipe(toy: Path, tmp_path: Path) -> None:
-    words = ["--network", RESIDUAL, "--method", "scaled", "--options", "{scale = 1.5}", "--epochs", "1", "--lr", "0.1"]
+    words = ["--model", RESIDUAL, "--method", "scaled", "--options", "{scale = 1.5}", "--epochs", "1", "--lr", "0.1"]
     shown = invoke("train", "digits-pnnh-56", *words, "--warmup-epochs", "0", "--out", tmp_path / "run")
     assert "toy_unskip.networks:residual, scaled on digits: test error" in shown
     weights = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["network"]
     assert weights["4.scale"] != 1.5  # trained; the first one stands before a norm, which undoes it
+
+
+def test_training_on_a_data_set_of_another_package(toy: Path, tmp_path: Path) -> None:
+    words = ["--model", "resnet20", "--dataset", "stripes", "--epochs", "2", "--warmup-epochs", "0", "--batch", "32"]
+    assert "resnet20 on stripes: test error 0.00 %" in invoke("train", *words, "--out", tmp_path / "run")
 
 
 def test_the_doctor_shows_their_measure_of_their_method(toy: Path, tmp_path: Path) -> None:

@@ -9,32 +9,55 @@ import unskip
 
 SOURCE = Path(unskip.__file__).parent
 # From the top floor down; a room never imports one above it (docs/design.md).
-ROOMS = ["cli", "reproduce", "bench", "doctor", "train", "ship", "models", "surgery", "methods", "coders", "measures"]
-ROOMS.append("theory")
+ROOMS = [
+    "cli", "demo", "reproduce", "bench", "doctor", "train", "io", "ship", "data", "models", "surgery", "methods",
+    "kernels", "coders", "measures", "theory", "_core",
+]  # fmt: skip
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
 def imports(file: Path) -> set[str]:
+    """What of unskip a file imports, anywhere in it: a function's import would hide a cycle as well."""
     names = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file} has a relative import"
-            names.add(node.module)
+            assert node.module is not None
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return {name for name in names if name.split(".")[0] == "unskip"}
 
 
+def rooms(file: Path) -> dict[str, str]:
+    """The rooms that a file imports from, each with one name from it; '' stands for the package itself."""
+    return {name.removeprefix("unskip").lstrip(".").split(".")[0]: name for name in imports(file)}
+
+
+def test_every_folder_is_a_room() -> None:
+    assert {file.parent.relative_to(SOURCE).parts[0] for file in FILES if file.parent != SOURCE} == set(ROOMS)
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
-def test_a_room_imports_none_above_it(file: Path) -> None:
-    room = file.relative_to(SOURCE).parts[0]
+def test_a_room_imports_none_above_it_and_not_the_package(file: Path) -> None:
+    room, where = file.relative_to(SOURCE).parts[0], file.relative_to(SOURCE)
     if room.endswith(".py"):  # __init__ and __main__ stand at the door and see all rooms
+        assert set(rooms(file)) <= set(ROOMS), where
         return
-    above = ROOMS[: ROOMS.index(room)]
-    for name in imports(file):
-        target = name.split(".")[1] if "." in name else ""
-        assert target not in above, f"{file.relative_to(SOURCE)} imports {name}"
+    below = ROOMS[ROOMS.index(room) :]
+    for target, name in rooms(file).items():
+        assert target in below, f"{where} imports {name}"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_design_says_what_a_room_imports(room: str) -> None:
+    """docs/design.md has a row for each room, in order, with arrows to those that it imports."""
+    text = (SOURCE.parents[1] / "docs" / "design.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert [row.split("`")[1].rstrip("/") for row in rows] == ROOMS
+    found = {target for file in (SOURCE / room).rglob("*.py") for target in rooms(file)} - {room}
+    arrows = " ".join(other for other in ROOMS if other in found) or "–"
+    assert rows[ROOMS.index(room)].split("|")[2].strip() == arrows, f"docs/design.md: {room} imports {arrows}"
 
 
 def test_public_names_exist_and_are_few() -> None:

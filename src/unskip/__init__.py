@@ -3,8 +3,9 @@
 import os
 import sys
 
+from unskip._core.version import __version__  # noqa: F401 - public
+
 TYPE_CHECKING = False  # typing's, without the time that it takes to import
-__version__ = "0.1.0.dev0"
 __all__ = ["create_model", "diagnose", "export", "fold", "param_groups", "plainify", "verify"]
 
 

@@ -99,7 +99,7 @@ def test_a_small_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 @pytest.mark.parametrize("seed", range(3))
 def test_why_the_plain_network_fails_is_there_before_training(seed: int) -> None:
     recipe = load_recipe(demo.RECIPE, seed=seed)
-    data = demo.load(recipe)
+    data = demo.load(recipe.data)
     ratio = {w.key: demo.facts_about(w.network, recipe, data).layers for w in demo.WAYS[:3]}
     assert ratio["plain"].ratio[-1] > 0.7
     assert ratio["pnnh"].ratio[-1] < 0.3

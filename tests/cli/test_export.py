@@ -19,7 +19,7 @@ from unskip.train import load_recipe, run
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A PNNH-20 after an epoch of digits."""
     out = tmp_path_factory.mktemp("run") / "digits"
-    run(load_recipe("digits-pnnh-56", network="pnnh_resnet20", epochs=1, warmup_epochs=0.0), out=out, silent=True)
+    run(load_recipe("digits-pnnh-56", model="pnnh_resnet20", epochs=1, warmup_epochs=0.0), out=out, silent=True)
     return out
 
 

@@ -80,7 +80,7 @@ other = build
     "words",
     [
         ["doctor", "mynet:build"],
-        ["train", "digits-pnnh-56", "--network", "mynet:build", "--epochs", "1", "--warmup-epochs", "0", "--device",
+        ["train", "digits-pnnh-56", "--model", "mynet:build", "--epochs", "1", "--warmup-epochs", "0", "--device",
          "cpu"],
         ["export", "mynet:build", "-o", "net.pt2", "--input-size", "1x8x8"],
         pytest.param(

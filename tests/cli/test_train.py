@@ -15,10 +15,11 @@ from unskip.cli import main
 from unskip.train.recipe import recipe_names
 
 ROOT = Path(__file__).parents[2]
+PATH = os.pathsep.join([str(ROOT), *sys.path])  # so that processes run the code that is tested
 
 
 def unskip(*words: str, cwd: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}
     return subprocess.Popen(
         [sys.executable, "-m", "unskip", *words],
         cwd=cwd,
@@ -77,10 +78,10 @@ def test_a_run_is_stopped_resumed_and_prints_one_line(recipe: Path, tmp_path: Pa
         (["--epoch", "3"], "there is no option --epoch. Did you mean 'epochs'?"),
         (["nope"], "there is no recipe named 'nope'"),
         (["--epochs", "many"], "epochs='many' must be a whole number"),
-        (["--dataset", "cifar10"], "dataset='cifar10' needs data_dir (--data DIR)"),
+        (["--dataset", "cifar10"], "dataset='cifar10' needs --data DIR, which must hold"),
         (["--dataset", "cifar10", "--data", "/no/such/folder"], "--data /no/such/folder does not exist; it must"),
         (["--data", "/tmp"], "'digits' is embedded"),
-        (["--network", "resnet57"], "there is no network named 'resnet57'"),
+        (["--model", "resnet57"], "there is no network named 'resnet57'"),
         (["--resume", "yes"], "resume='yes' must be 'never' or 'auto'"),
     ],
 )  # fmt: skip
@@ -107,7 +108,7 @@ def test_list_and_show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == recipe_names()
     assert in_process(["cifar10-pnnh-110", "--epochs", "7", "--show"], monkeypatch) == 0
     shown = tomllib.loads(capsys.readouterr().out)
-    assert (shown["epochs"], shown["network"]) == (7, "pnnh_resnet110")
+    assert (shown["run"]["epochs"], shown["network"]["model"]) == (7, "pnnh_resnet110")
 
 
 def test_divergence_has_its_own_exit_code(
@@ -149,7 +150,7 @@ def test_a_progress_bar_on_a_terminal(recipe: Path, tmp_path: Path) -> None:
     import select
 
     parent, child = pty.openpty()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "120"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH, "TERM": "xterm", "COLUMNS": "120"}
     command = [sys.executable, "-m", "unskip", "train", str(recipe)]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=child, text=True)
     os.close(child)

@@ -1,5 +1,6 @@
 """Feeds: batches against torchvision's transforms, shares of processes, restarts, workers, mixing."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,19 +10,27 @@ from torchvision.transforms import functional as TF
 from tests.data.test_sets import write_folder
 from tests.train.small import arrays, write_npz
 from unskip._core.rng import seed_of
-from unskip.data.feed import SAMPLE, DeviceFeed, Feed, Share, WorkerFeed, eval_transform, make_feed, train_transform
+from unskip.data.feed import (
+    SAMPLE,
+    WHOLE,
+    DeviceFeed,
+    Feed,
+    Partition,
+    WorkerFeed,
+    eval_transform,
+    make_feed,
+    train_transform,
+)
 from unskip.data.sets import load
 from unskip.train import Recipe
 
-CPU = torch.device("cpu")
 
-
-def feed(recipe: Recipe, share: Share | None = None, **kwargs: object) -> Feed:
-    return make_feed(load(recipe), recipe, device=CPU, share=share, **kwargs)  # type: ignore[arg-type]
+def feed(recipe: Recipe, partition: Partition = WHOLE, **kwargs: object) -> Feed:
+    return make_feed(load(recipe.data), recipe.data, **recipe.feeding, partition=partition, **kwargs)  # type: ignore[arg-type]
 
 
 def test_crops_and_mirrors_are_torchvisions() -> None:
-    recipe = Recipe(batch=32, crop="pad", pad=2, flip=0.5, seed=3)
+    recipe = Recipe.of(batch=32, crop="pad", pad=2, flip=0.5, seed=3)
     ours = feed(recipe)
     assert isinstance(ours, DeviceFeed)
     x, y = next(ours.epoch(4))
@@ -42,23 +51,25 @@ def test_crops_and_mirrors_are_torchvisions() -> None:
 
 
 def test_an_epoch_has_every_image_at_most_once_and_epochs_differ() -> None:
-    ours = feed(Recipe(batch=64, val_fraction=0.0))
+    ours = feed(Recipe.of(batch=64, val_fraction=0.0))
     assert ours.steps == 1442 // 64
     order = ours.order(0)
     assert len(order.unique()) == len(order) == 22 * 64
     assert not torch.equal(order, ours.order(1))
-    assert torch.equal(order, feed(Recipe(batch=64, val_fraction=0.0)).order(0))
+    assert torch.equal(order, feed(Recipe.of(batch=64, val_fraction=0.0)).order(0))
 
 
 def test_repeated_augmentation_shows_fewer_images_more_often() -> None:
-    order = feed(Recipe(batch=64, repeats=3)).order(0)
+    order = feed(Recipe.of(batch=64, repeats=3)).order(0)
     assert torch.bincount(order).max() == 3
     assert torch.equal(order[0::3][:20], order[1::3][:20])
 
 
 @pytest.mark.parametrize("kind", ["device", "workers"])
 def test_any_batch_can_be_made_again(kind: str) -> None:
-    recipe = Recipe(batch=128, crop="pad", pad=1, flip=0.5, color_jitter=0.4 if kind == "workers" else 0.0, workers=0)
+    recipe = Recipe.of(
+        batch=128, crop="pad", pad=1, flip=0.5, color_jitter=0.4 if kind == "workers" else 0.0, workers=0
+    )
     ours = feed(recipe)
     assert isinstance(ours, DeviceFeed if kind == "device" else WorkerFeed)
     whole = list(ours.epoch(2))
@@ -70,22 +81,26 @@ def test_any_batch_can_be_made_again(kind: str) -> None:
 
 
 def test_two_processes_share_each_batch() -> None:
-    recipe = Recipe(batch=64, crop="pad", pad=1, flip=0.5)
+    recipe = Recipe.of(batch=64, crop="pad", pad=1, flip=0.5)
     whole = next(feed(recipe).epoch(0))
-    halves = [next(feed(recipe, Share(rank, 2)).epoch(0)) for rank in range(2)]
+    halves = [next(feed(recipe, Partition(rank, 2)).epoch(0)) for rank in range(2)]
     assert torch.equal(whole[0], torch.cat([x for x, _ in halves]))
     assert torch.equal(whole[1], torch.cat([y for _, y in halves]))
     with pytest.raises(ValueError, match="batch=63 can't be shared by 2 processes"):
-        feed(Recipe(batch=63), Share(0, 2))
+        feed(Recipe.of(batch=63), Partition(0, 2))
 
 
 def test_evaluation_sees_each_image_once_over_all_processes() -> None:
-    recipe = Recipe(batch=32)
-    data = load(recipe)
+    recipe = Recipe.of(batch=32)
+    data = load(recipe.data)
     for world in (1, 2, 3):
         seen, batches = [], set()
         for rank in range(world):
-            ours = make_feed(data, recipe, device=CPU, share=Share(rank, world)) if 32 % world == 0 else None
+            ours = (
+                make_feed(data, recipe.data, **recipe.feeding, partition=Partition(rank, world))
+                if 32 % world == 0
+                else None
+            )
             if ours is None:
                 continue
             got = list(ours.evaluation(data.test))
@@ -98,13 +113,15 @@ def test_evaluation_sees_each_image_once_over_all_processes() -> None:
 
 def test_workers_change_nothing(tmp_path: Path) -> None:
     root = write_folder(tmp_path)
-    recipe = Recipe(
+    recipe = Recipe.of(
         dataset="imagefolder", batch=4, crop="resized", flip=0.5, rand_augment="rand-m9-mstd0.5-inc1", image_size=16,
         val_fraction=0.0,
     )  # fmt: skip
-    data = load(recipe, root)
+    data = load(recipe.data, root)
     before = torch.get_rng_state()
-    none, two = (list(make_feed(data, recipe.replace(workers=workers), device=CPU).epoch(1)) for workers in (0, 2))
+    none, two = (
+        list(make_feed(data, replace(recipe.data, workers=workers), **recipe.feeding).epoch(1)) for workers in (0, 2)
+    )
     assert torch.equal(before, torch.get_rng_state())
     assert len(none) == len(two) == 3
     for (x, y), (a, b) in zip(none, two, strict=True):
@@ -115,18 +132,18 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
 
 def test_small_folders_are_held_as_arrays(tmp_path: Path) -> None:
     root = write_folder(tmp_path)
-    recipe = Recipe(dataset="imagefolder", batch=4, crop="pad", image_size=16, val_fraction=0.0)
-    data = load(recipe, root)
-    ours = make_feed(data, recipe, device=CPU)
+    recipe = Recipe.of(dataset="imagefolder", batch=4, crop="pad", image_size=16, val_fraction=0.0)
+    data = load(recipe.data, root)
+    ours = make_feed(data, recipe.data, **recipe.feeding)
     assert isinstance(ours, DeviceFeed)
     assert ours.data.train.images.shape == (12, 16, 16, 3)
-    assert isinstance(make_feed(data, recipe.replace(cache_gib=1e-6), device=CPU), WorkerFeed)
+    assert isinstance(make_feed(data, replace(recipe.data, cache_gib=1e-6), **recipe.feeding), WorkerFeed)
 
 
 def test_a_folder_is_tested_on_the_same_images_wherever_they_are_held(tmp_path: Path) -> None:
-    recipe = Recipe(dataset="imagefolder", batch=4, image_size=12, test_crop=0.75, workers=0)
-    data = load(recipe, write_folder(tmp_path))
-    feeds = [make_feed(data, recipe.replace(cache_gib=gib), device=CPU) for gib in (8, 1e-6)]
+    recipe = Recipe.of(dataset="imagefolder", batch=4, image_size=12, test_crop=0.75, workers=0)
+    data = load(recipe.data, write_folder(tmp_path))
+    feeds = [make_feed(data, replace(recipe.data, cache_gib=gib), **recipe.feeding) for gib in (8, 1e-6)]
     assert [type(each) for each in feeds] == [DeviceFeed, WorkerFeed]
     for part in ("val", "test"):
         held, read = (torch.cat([x for x, _, _ in each.evaluation(getattr(each.data, part))]) for each in feeds)
@@ -137,24 +154,24 @@ def test_a_folder_is_tested_on_the_same_images_wherever_they_are_held(tmp_path: 
 
 def test_test_transform_is_resize_and_centre_crop(tmp_path: Path) -> None:
     root = write_folder(tmp_path)
-    recipe = Recipe(dataset="imagefolder", image_size=14, test_crop=0.875)
-    data = load(recipe, root)
+    recipe = Recipe.of(dataset="imagefolder", image_size=14, test_crop=0.875)
+    data = load(recipe.data, root)
     from PIL import Image
 
     image = Image.open(data.test.images[0]).convert("RGB")
     expected = TF.center_crop(TF.resize(image, [16], TF.InterpolationMode.BICUBIC), [14])
-    assert torch.equal(eval_transform(data, recipe)(image), TF.pil_to_tensor(expected))
-    assert train_transform(data, recipe.replace(crop="resized"))(image).shape == (3, 14, 14)
+    assert torch.equal(eval_transform(data, recipe.data)(image), TF.pil_to_tensor(expected))
+    assert train_transform(data, replace(recipe.data, crop="resized"))(image).shape == (3, 14, 14)
 
 
 def test_mixing_needs_an_even_share_of_a_batch() -> None:
-    recipe = Recipe(batch=6, mixup=0.2)
+    recipe = Recipe.of(batch=6, mixup=0.2)
     with pytest.raises(ValueError, match="batch=6 is 3 images for each of 2 processes, and mixup and cutmix pair them"):
-        make_feed(load(recipe), recipe, device=CPU, share=Share(0, 2))
+        make_feed(load(recipe.data), recipe.data, **recipe.feeding, partition=Partition(0, 2))
 
 
 def test_mixing_gives_soft_labels_and_leaves_the_generators_alone() -> None:
-    ours = feed(Recipe(batch=32, mixup=0.2, cutmix=1.0, smoothing=0.1, erase=0.5))
+    ours = feed(Recipe.of(batch=32, mixup=0.2, cutmix=1.0, smoothing=0.1, erase=0.5))
     before = torch.get_rng_state()
     x, y = next(ours.epoch(0))
     assert torch.equal(before, torch.get_rng_state())
@@ -163,22 +180,22 @@ def test_mixing_gives_soft_labels_and_leaves_the_generators_alone() -> None:
     again, labels = next(ours.epoch(0))
     assert torch.equal(x, again)
     assert torch.equal(y, labels)
-    hard, _ = next(feed(Recipe(batch=32)).epoch(0))
+    hard, _ = next(feed(Recipe.of(batch=32)).epoch(0))
     assert not torch.equal(x, hard)
 
 
 def test_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="batch=5000 is larger than the training set"):
-        feed(Recipe(batch=5000))
+        feed(Recipe.of(batch=5000))
     file = write_npz(tmp_path / "grey.npz", **arrays(channels=1))
-    recipe = Recipe(dataset="npz", batch=8, rand_augment="rand-m9", workers=0)
+    recipe = Recipe.of(dataset="npz", batch=8, rand_augment="rand-m9", workers=0)
     with pytest.raises(ValueError, match="rand_augment needs colour images"):
-        next(make_feed(load(recipe, file), recipe, device=CPU).epoch(0))
-    recipe = Recipe(dataset="npz", batch=8, rand_augment="nonsense", workers=0)
+        next(make_feed(load(recipe.data, file), recipe.data, **recipe.feeding).epoch(0))
+    recipe = Recipe.of(dataset="npz", batch=8, rand_augment="nonsense", workers=0)
     with pytest.raises(ValueError, match="is no policy of timm"):
-        next(make_feed(load(recipe, write_npz(tmp_path / "c.npz")), recipe, device=CPU).epoch(0))
+        next(make_feed(load(recipe.data, write_npz(tmp_path / "c.npz")), recipe.data, **recipe.feeding).epoch(0))
 
 
 def test_float64(tmp_path: Path) -> None:
-    x, _ = next(feed(Recipe(batch=32), dtype=torch.float64).epoch(0))
+    x, _ = next(feed(Recipe.of(batch=32), dtype=torch.float64).epoch(0))
     assert x.dtype == torch.float64

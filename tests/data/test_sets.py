@@ -6,6 +6,7 @@ import pickle
 import shutil
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +14,40 @@ import torch
 from PIL import Image
 
 from tests.train.small import arrays, write_npz
-from unskip.data import sets
-from unskip.data.sets import Split, _hold_out, load
-from unskip.train import Recipe
+from unskip.data import readers, sets
+from unskip.data.config import DataConfig
+from unskip.data.sets import Split, hold_out, load
 
 
-def recipe(dataset: str, **changes: object) -> Recipe:
-    return Recipe(dataset=dataset, **changes)  # type: ignore[arg-type]
+def config(dataset: str, **changes: Any) -> DataConfig:
+    return DataConfig(dataset=dataset, **changes)
+
+
+# ---------------------------------------------------------------- the registry
+
+
+def test_a_data_set_of_ones_own_is_read_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sets, "DATASETS", dict(sets.DATASETS))
+
+    @sets.register_dataset(
+        "bright", layout="must hold bright.npz.", found_at=lambda root: (root / "bright.npz").is_file()
+    )
+    def bright(config: DataConfig, root: Path) -> sets.DataSet:
+        with np.load(root / "bright.npz") as file:
+            train, test = (sets.make_split("bright", file[f"x_{p}"], file[f"y_{p}"]) for p in ("train", "test"))
+        return sets.from_splits(config, train, test, classes=4)
+
+    write_npz(tmp_path / "bright.npz")
+    assert sets.find_kind(tmp_path) == "bright"
+    data = load(config("bright", val_fraction=0.2), tmp_path)
+    assert (data.name, len(data.train), len(data.val), data.classes) == ("bright", 32, 8, 4)
+    with pytest.raises(ValueError, match=r"dataset='bright' needs --data DIR, which must hold bright\.npz"):
+        load(config("bright"))
+
+
+def test_a_name_that_nobody_registered_is_refused_when_it_is_read() -> None:
+    with pytest.raises(ValueError, match=r"dataset='cifar11' is not known\. Did you mean 'cifar10'"):
+        load(config("cifar11"))
 
 
 # ---------------------------------------------------------------- digits
@@ -28,7 +56,7 @@ def recipe(dataset: str, **changes: object) -> Recipe:
 def test_digits_are_scikit_learns() -> None:
     from sklearn.datasets import load_digits
 
-    data = load(recipe("digits"))
+    data = load(config("digits"))
     assert (len(data.train) + len(data.val), len(data.test)) == (1442, 355)
     assert (data.classes, data.channels, data.image_size) == (10, 1, 8)
     images = torch.cat([split.images for split in (data.train, data.val, data.test)]).double()[..., 0] * 16 / 255
@@ -37,36 +65,36 @@ def test_digits_are_scikit_learns() -> None:
     assert data.chance_error == pytest.approx(90, abs=1)
 
 
-def test_validation_images_are_apart_and_the_same_for_all_seeds() -> None:
-    one, two = load(recipe("digits", seed=0)), load(recipe("digits", seed=5))
+def test_validation_images_are_apart_and_the_same_each_time() -> None:
+    one, two = load(config("digits")), load(config("digits"))
     assert torch.equal(one.val.images, two.val.images)
-    assert (len(load(recipe("digits", val_fraction=0.0)).train), load(recipe("digits", val_fraction=0.0)).val) == (
+    assert (len(load(config("digits", val_fraction=0.0)).train), load(config("digits", val_fraction=0.0)).val) == (
         1442,
         None,
     )
     counts = torch.bincount(one.val.labels)
     assert counts.min() >= 13  # of each class a tenth
     assert one.fingerprint() == two.fingerprint()
-    assert one.fingerprint() != load(recipe("digits", val_fraction=0.2)).fingerprint()
+    assert one.fingerprint() != load(config("digits", val_fraction=0.2)).fingerprint()
 
 
 def test_a_class_of_one_image_is_learnt_from() -> None:
     images = torch.zeros(11, 4, 4, 1, dtype=torch.uint8)
-    train, val = _hold_out(Split(images, torch.tensor([0] * 5 + [1] * 5 + [2])), 0.1)
+    train, val = hold_out(Split(images, torch.tensor([0] * 5 + [1] * 5 + [2])), 0.1)
     assert train.labels.bincount().tolist() == [4, 4, 1]
     assert val is not None
     assert val.labels.tolist() == [0, 1]
     with pytest.raises(ValueError, match=r"val_fraction=0.1 holds out no image, since every class has one alone"):
-        _hold_out(Split(images[:3], torch.arange(3)), 0.1)
+        hold_out(Split(images[:3], torch.arange(3)), 0.1)
 
 
 def test_digits_with_a_folder_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'digits' is embedded"):
-        load(recipe("digits"), tmp_path)
+        load(config("digits"), tmp_path)
 
 
 def test_mean_and_std_are_numpys(tmp_path: Path) -> None:
-    data = load(recipe("npz", val_fraction=0.0), write_npz(tmp_path / "a.npz"))
+    data = load(config("npz", val_fraction=0.0), write_npz(tmp_path / "a.npz"))
     x = arrays()["x_train"] / 255
     np.testing.assert_allclose(data.mean, x.mean((0, 1, 2)), atol=1e-12)
     np.testing.assert_allclose(data.std, x.std((0, 1, 2)), atol=1e-12)
@@ -85,13 +113,13 @@ def test_npz_layouts(tmp_path: Path, how: str) -> None:
             "nhw": a[key][..., 0],
             "float": (a[key] / 255).astype(np.float32),
         }[how]
-    data = load(recipe("npz", val_fraction=0.0), write_npz(tmp_path / "a.npz", **a))
+    data = load(config("npz", val_fraction=0.0), write_npz(tmp_path / "a.npz", **a))
     assert torch.equal(data.train.images, torch.from_numpy(arrays(channels=1 if how == "nhw" else 3)["x_train"]))
     assert data.classes == 4
 
 
 def test_npz_resized(tmp_path: Path) -> None:
-    data = load(recipe("npz", image_size=16), write_npz(tmp_path / "a.npz"))
+    data = load(config("npz", image_size=16), write_npz(tmp_path / "a.npz"))
     assert data.train.images.shape[1:] == (16, 16, 3)
     assert data.image_size == 16
 
@@ -122,7 +150,7 @@ BAD_NPZ = {
 def test_bad_npz(tmp_path: Path, case: str) -> None:
     changes, message = BAD_NPZ[case]
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the message is looked at below
-        load(recipe("npz"), write_npz(tmp_path / "bad.npz", **changes))
+        load(config("npz"), write_npz(tmp_path / "bad.npz", **changes))
     assert message in str(caught.value)
     assert str(caught.value).startswith("data: ")
 
@@ -134,17 +162,17 @@ def test_truncated_unreadable_and_missing_npz(tmp_path: Path) -> None:
     (tmp_path / "nothing.npz").write_bytes(b"")
     for name in ("short", "text", "nothing"):
         with pytest.raises(ValueError, match=f"{name}.npz.*x_train, y_train, x_test and y_test"):
-            load(recipe("npz"), tmp_path / f"{name}.npz")
+            load(config("npz"), tmp_path / f"{name}.npz")
     np.save(tmp_path / "one.npy", np.zeros((4, 8, 8)))
     for name in ("text.npz", "one.npy"):
         with pytest.raises(ValueError, match=f"{name} is no .npz file. It must be a .npz file with x_train"):
-            load(recipe("npz"), tmp_path / name)
+            load(config("npz"), tmp_path / name)
     with pytest.raises(ValueError, match=r"--data .* does not exist; it must be a \.npz file"):
-        load(recipe("npz"), tmp_path / "none.npz")
-    with pytest.raises(ValueError, match="needs data_dir"):
-        load(recipe("npz"))
+        load(config("npz"), tmp_path / "none.npz")
+    with pytest.raises(ValueError, match="needs --data DIR, which must be"):
+        load(config("npz"))
     with pytest.raises(ValueError, match=r"with 4 \.npz files"):
-        load(recipe("npz"), tmp_path)
+        load(config("npz"), tmp_path)
 
 
 def test_a_flipped_bit_in_an_npz_is_noticed(tmp_path: Path) -> None:
@@ -153,7 +181,7 @@ def test_a_flipped_bit_in_an_npz_is_noticed(tmp_path: Path) -> None:
     raw[400] ^= 1
     file.write_bytes(raw)
     with pytest.raises(ValueError, match="CRC"):
-        load(recipe("npz"), file)
+        load(config("npz"), file)
 
 
 # ---------------------------------------------------------------- CIFAR, in torchvision's layout
@@ -194,43 +222,41 @@ def test_cifar10_agrees_with_torchvision(cifar10: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(datasets.CIFAR10, "_check_integrity", lambda self: True)  # these are not the published files
     monkeypatch.setattr(datasets.CIFAR10, "_load_meta", lambda self: None)
-    data = load(recipe("cifar10", val_fraction=0.0), cifar10)
+    data = load(config("cifar10", val_fraction=0.0), cifar10)
     for split, train in ((data.train, True), (data.test, False)):
         theirs = datasets.CIFAR10(str(cifar10), train=train)
         assert np.array_equal(split.images.numpy(), theirs.data)
         assert split.labels.tolist() == theirs.targets
     assert "differ from the published files" in data.notes[0]
-    assert load(recipe("cifar10"), cifar10 / "cifar-10-batches-py").fingerprint()  # the folder itself will do
+    assert load(config("cifar10"), cifar10 / "cifar-10-batches-py").fingerprint()  # the folder itself will do
 
 
 def test_only_other_pixels_and_labels_are_noted(cifar10: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not another pickle of the same: the sums are of the layout of the published .bin files."""
     folder = tmp_path / "cifar-10-batches-py"
     shutil.copytree(cifar10 / "cifar-10-batches-py", folder)
-    for file in sets.RECORDS:
+    for file in readers.RECORDS:
         entry = pickle.loads((folder / file).read_bytes())
         records = (bytes([label]) + bytes(x) for label, x in zip(entry["labels"], entry["data"], strict=True))
-        monkeypatch.setitem(sets.RECORDS, file, hashlib.md5(b"".join(records)).hexdigest())
-    assert not load(recipe("cifar10"), tmp_path).notes
+        monkeypatch.setitem(readers.RECORDS, file, hashlib.md5(b"".join(records)).hexdigest())
+    assert not load(config("cifar10"), tmp_path).notes
     for file, key, where in (("data_batch_2", "labels", 7), ("test_batch", "data", (9_999, 3071))):
         entry = pickle.loads((folder / file).read_bytes())
         entry[key][where] ^= 1
         (folder / file).write_bytes(pickle.dumps(entry))
-    (note,) = load(recipe("cifar10"), tmp_path).notes
+    (note,) = load(config("cifar10"), tmp_path).notes
     assert note.startswith("data_batch_2, test_batch differ from the published files, so errors can't be compared")
 
 
 def test_cifar100_has_its_own_layout(tmp_path: Path) -> None:
     write_cifar(tmp_path, "cifar100")
-    data = load(recipe("cifar100"), tmp_path)
+    data = load(config("cifar100"), tmp_path)
     assert (data.classes, len(data.train), len(data.val), len(data.test)) == (100, 45_000, 5_000, 10_000)
 
 
 def test_bad_cifar(cifar10: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"data_batch_1 is missing; --data \S+ must hold the folder cifar-10-batches-py with"
-    ):
-        load(recipe("cifar10"), tmp_path)
+    with pytest.raises(ValueError, match=r"data_batch_1 is missing; \S+ must hold the folder cifar-10-batches-py with"):
+        load(config("cifar10"), tmp_path)
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     for file in (cifar10 / "cifar-10-batches-py").iterdir():
@@ -242,7 +268,7 @@ def test_bad_cifar(cifar10: Path, tmp_path: Path) -> None:
     def refused(raw: bytes, message: str) -> None:
         victim.write_bytes(raw)
         with pytest.raises(ValueError, match=message):
-            load(recipe("cifar10"), tmp_path)
+            load(config("cifar10"), tmp_path)
 
     refused(good[: len(good) // 2], "data_batch_3 can't be read as a CIFAR batch")
     refused(b"", "data_batch_3 can't be read as a CIFAR batch")
@@ -264,7 +290,7 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path: Path, monkeypatch: pytest.
     folder.mkdir()
     (folder / "data_batch_1").write_bytes(pickle.dumps({"data": Evil(), "labels": []}))
     with pytest.raises(ValueError, match="which no CIFAR file needs"):
-        load(recipe("cifar10"), tmp_path)
+        load(config("cifar10"), tmp_path)
     assert not Path("evil-was-here").exists()
 
 
@@ -289,13 +315,13 @@ def test_fashion_mnist_agrees_with_torchvision(tmp_path: Path) -> None:
     from torchvision import datasets
 
     write_fashion(tmp_path / "FashionMNIST" / "raw", zipped=False)
-    data = load(recipe("fashion_mnist", val_fraction=0.0), tmp_path)
+    data = load(config("fashion_mnist", val_fraction=0.0), tmp_path)
     theirs = datasets.FashionMNIST(str(tmp_path), train=True)
     assert torch.equal(data.train.images[..., 0], theirs.data)
     assert torch.equal(data.train.labels, theirs.targets)
     write_fashion(tmp_path / "zipped", zipped=True)
     assert torch.equal(
-        load(recipe("fashion_mnist", val_fraction=0.0), tmp_path / "zipped").test.images, data.test.images
+        load(config("fashion_mnist", val_fraction=0.0), tmp_path / "zipped").test.images, data.test.images
     )
 
 
@@ -313,13 +339,13 @@ def test_bad_fashion_mnist(tmp_path: Path, name: str, spoil: object, message: st
     file = tmp_path / name
     file.write_bytes(spoil(file.read_bytes()))  # type: ignore[operator]
     with pytest.raises(ValueError, match=message):
-        load(recipe("fashion_mnist"), tmp_path)
+        load(config("fashion_mnist"), tmp_path)
     file.unlink()
     with pytest.raises(ValueError, match=f"{name} .or .gz. is missing.*t10k-images-idx3-ubyte"):
-        load(recipe("fashion_mnist"), tmp_path)
+        load(config("fashion_mnist"), tmp_path)
     (tmp_path / f"{name}.gz").write_bytes(gzip.compress(b"abc" * 100)[:-9])
     with pytest.raises(ValueError, match="is no whole gzip file"):
-        load(recipe("fashion_mnist"), tmp_path)
+        load(config("fashion_mnist"), tmp_path)
 
 
 # ---------------------------------------------------------------- ImageFolder
@@ -341,11 +367,11 @@ def test_imagefolder_agrees_with_torchvision(tmp_path: Path) -> None:
     from torchvision import datasets
 
     root = write_folder(tmp_path)
-    data = load(recipe("imagefolder", val_fraction=0.0), root)
+    data = load(config("imagefolder", val_fraction=0.0), root)
     theirs = datasets.ImageFolder(str(root / "train"))
     assert [(str(p), int(c)) for p, c in zip(data.train.images, data.train.labels, strict=True)] == theirs.samples
     assert (data.classes, data.val, len(data.test), data.image_size) == (2, None, 12, 224)
-    with_test = load(recipe("imagefolder"), write_folder(tmp_path / "b", ("train", "val", "test"), 4))
+    with_test = load(config("imagefolder"), write_folder(tmp_path / "b", ("train", "val", "test"), 4))
     assert (len(with_test.train), len(with_test.val), len(with_test.test)) == (8, 8, 8)
 
 
@@ -356,18 +382,18 @@ def test_bad_imagefolder(tmp_path: Path) -> None:
     for spoiled in (whole[: len(whole) // 2], b"", b"no image"):
         file.write_bytes(spoiled)
         with pytest.raises(ValueError, match=r"1 of 12 images can't be read: .*2\.jpg"):
-            load(recipe("imagefolder"), root)
+            load(config("imagefolder"), root)
     file.write_bytes(whole)
     (root / "val" / "bird").mkdir()
     with pytest.raises(ValueError, match=r"bird is a class that .*train does not have"):
-        load(recipe("imagefolder"), root)
+        load(config("imagefolder"), root)
     (root / "val" / "bird").rmdir()
     (root / "train" / "ant").mkdir()
     with pytest.raises(ValueError, match=r"train/ant has no image"):
-        load(recipe("imagefolder"), root)
+        load(config("imagefolder"), root)
     with pytest.raises(ValueError, match=r"train is missing.*train/<class>/<images>"):
-        load(recipe("imagefolder"), tmp_path)
+        load(config("imagefolder"), tmp_path)
     (tmp_path / "train" / "only").mkdir(parents=True)
     (tmp_path / "val").mkdir()
     with pytest.raises(ValueError, match="has 1 class folders"):
-        load(recipe("imagefolder"), tmp_path)
+        load(config("imagefolder"), tmp_path)

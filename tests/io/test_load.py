@@ -89,7 +89,7 @@ def test_shapes_in_words() -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one epoch with a 20-layer network on digits: one channel, 8 px."""
     out = tmp_path_factory.mktemp("run") / "digits"
-    run(load_recipe("digits-pnnh-56", network="plain_resnet20", epochs=1, warmup_epochs=0.0), out=out, silent=True)
+    run(load_recipe("digits-pnnh-56", model="plain_resnet20", epochs=1, warmup_epochs=0.0), out=out, silent=True)
     return out
 
 
@@ -109,7 +109,7 @@ def test_a_run_knows_the_size_of_its_images(tmp_path: Path) -> None:
     x, y = generator.random((96, 12, 12), np.float32), np.arange(96) % 3
     np.savez(tmp_path / "set.npz", x_train=x[:64], y_train=y[:64], x_test=x[64:], y_test=y[64:])
     changes = {
-        "network": "plain_resnet20",
+        "model": "plain_resnet20",
         "dataset": "npz",
         "epochs": 1,
         "warmup_epochs": 0.0,
@@ -133,9 +133,46 @@ def test_a_run_of_a_network_of_ones_own_says_so(tmp_path: Path) -> None:
     """The recipe names another network, which did not run."""
     out = tmp_path / "mine"
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    run(Recipe(epochs=1, warmup_epochs=0), network=network, out=out, silent=True)
+    run(Recipe.of(epochs=1, warmup_epochs=0), model=network, out=out, silent=True)
     with pytest.raises(ValueError, match=r"a network of your own, Sequential, .* load .*weights\.safetensors into it"):
         load_network(str(out), command="export")
+
+
+EVIL = "evil_module:build"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sentence"),
+    [
+        ({"network": {"model": EVIL}}, f"model='{EVIL}' names code, which is not run from a file"),
+        ({"network": {"model": EVIL, "method": "pnnh"}}, f"model='{EVIL}' names code"),
+        ({"network": {"model": "torch.hub:load"}}, "model='torch.hub:load' names code"),
+        ({"network": {"model": "resnet20", "options": {"checkpoint_path": "a.pth"}}}, "would read another file"),
+        ({"network": {"model": 3}}, "model=3 must be text"),
+        ({"network": [EVIL]}, "must be a table"),
+        ([EVIL], "must be a table"),
+        ({"network": EVIL, "epochs": 1}, "'network' is 'model' in"),  # of before there were tables
+    ],
+)
+def test_a_recipe_in_a_checkpoint_runs_no_code(
+    recipe: object, sentence: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "import os, pathlib\npathlib.Path(__file__).with_name('ran').touch()\nbuild = os.abort\n"
+    (tmp_path / "evil_module.py").write_text(module)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    state = torch.load(trained / "checkpoint.pt", weights_only=True)
+    torch.save({**state, "recipe": recipe}, tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match=sentence) as refused:
+        load_network(str(tmp_path))
+    assert str(refused.value).startswith(f"doctor: the recipe in {tmp_path / 'checkpoint.pt'}")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_run_that_began_with_pretrained_weights_needs_them_no_more(trained: Path, tmp_path: Path) -> None:
+    state = torch.load(trained / "checkpoint.pt", weights_only=True)
+    state["recipe"]["network"]["options"] = {"pretrained": True}
+    torch.save(state, tmp_path / "checkpoint.pt")
+    assert torch.equal(load_network(str(tmp_path)).network.fc.weight, state["network"]["fc.weight"])
 
 
 def test_weights_for_a_named_network(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from unskip.methods.pnnh import PNNHBlock
 from unskip.models.cifar import CifarBlock
 from unskip.train import Recipe, machine
 from unskip.train.optim import make_optimizer
+from unskip.train.recipe import RunConfig
 from unskip.train.step import compile_network, make_step
 
 pytest.importorskip("triton")
@@ -224,7 +225,7 @@ def test_a_deterministic_recipe_has_no_kernels(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     block, gpu = make_block(16, 8, {}), torch.device("cuda")
     assert fused.is_eligible(block, gpu)
-    with machine.settled(Recipe(deterministic=True)):
+    with machine.seeded_run(RunConfig(deterministic=True)):
         assert not fused.is_eligible(block, gpu)
     assert fused.is_eligible(block, gpu)
 
@@ -248,7 +249,7 @@ def test_blocks_with_kernels_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(fused, "chooses", lambda block, device: fused.layers_of(block) is not None)
     for precision, image_size, left in (("bf16", 32, 7), ("fp32", 32, 0), ("bf16", 64, 0)):
         network = unskip.create_model("pnnh_resnet20")
-        compile_network(network, Recipe(compile="blocks", precision=precision), image_size)
+        compile_network(network, Recipe.of(compile="blocks", precision=precision), image_size)
         blocks = [block for block in network.modules() if isinstance(block, PNNHBlock)]
         eager = [block for block in blocks if block._compiled_call_impl is None]
         assert len(blocks) == 9
@@ -297,7 +298,7 @@ def test_on_a_gpu(case: str) -> None:
 @needs_gpu
 def test_a_recorded_update_is_the_update() -> None:
     """Three updates eagerly and as a CUDA graph, kernels in both: each replay starts from zeros of its own."""
-    recipe = Recipe(network="pnnh_resnet20", precision="bf16", compile="no", lr=0.05, batch=64)
+    recipe = Recipe.of(model="pnnh_resnet20", precision="bf16", compile="no", lr=0.05, batch=64)
     start = unskip.create_model("pnnh_resnet20").cuda().train().to(memory_format=torch.channels_last)
     batches = [(images(64, 3, 16, 16).cuda(), torch.randint(10, (64,)).cuda()) for _ in range(3)]
     found = []
@@ -305,7 +306,7 @@ def test_a_recorded_update_is_the_update() -> None:
         own = recipe.replace(cuda_graph=graph)
         accelerator = machine.make_accelerator(own)
         network = copy.deepcopy(start)
-        network, optimizer = accelerator.prepare(network, make_optimizer(network, own))
+        network, optimizer = accelerator.prepare(network, make_optimizer(network, own.optimizer, cuda_graph=graph))
         step = make_step(accelerator, network, optimizer, own)
         losses = torch.stack([step(x, y)[0] for x, y in batches])
         moved = torch.cat([(p - q).flatten() for p, q in zip(network.parameters(), start.parameters(), strict=True)])

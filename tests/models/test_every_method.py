@@ -104,7 +104,7 @@ def test_a_thousand_layers_train_a_step_or_stop_with_a_sentence(method: str, tmp
         assert first < 1e-37 if method == "dirac" else first > 1e-10
         return
     network = f"{__name__}:resnet1004"
-    recipe = Recipe(network=network, method=method, epochs=1, batch=32, log_steps=1, device="cpu")
+    recipe = Recipe.of(model=network, method=method, epochs=1, batch=32, log_steps=1, device="cpu")
     with pytest.raises(
         TrainingDiverged, match=rf"the loss is nan at update \d+ .*unskip doctor .*:resnet1004 --method {method}`"
     ):

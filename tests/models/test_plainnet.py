@@ -162,10 +162,16 @@ def test_the_recipes_are_the_papers() -> None:
     """Section VI: batch, momentum, weight decay, epochs, the range of the rate, and max-norm 3."""
     for name, epochs in (("usps-plainnet-100", 300), ("cifar10-plainnet-50", 400)):
         r = load_recipe(name)
-        assert (r.batch, r.momentum, r.weight_decay, r.epochs, r.max_norm) == (128, 0.9, 1e-4, epochs, 3.0)
-        assert 1e-4 <= r.lr <= 0.1
+        assert (r.run.batch, r.optimizer.momentum, r.optimizer.weight_decay, r.run.epochs, r.optimizer.max_norm) == (
+            128,
+            0.9,
+            1e-4,
+            epochs,
+            3.0,
+        )
+        assert 1e-4 <= r.optimizer.lr <= 0.1
     with torch.device("meta"):
-        assert len(of(create_model(load_recipe("usps-plainnet-100").network), nn.Linear)) == 101
+        assert len(of(create_model(load_recipe("usps-plainnet-100").network.model), nn.Linear)) == 101
 
 
 def test_the_usps_recipe_trains(tmp_path: object) -> None:

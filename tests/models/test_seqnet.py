@@ -239,11 +239,11 @@ def test_gradients_of_seqnet50_and_its_plain_rival() -> None:
 def rates(recipe_name: str, **changes: object) -> dict[str, float]:
     recipe = load_recipe(recipe_name, **changes)
     with torch.device("meta"):
-        network = unskip.create_model(recipe.network, **recipe.options)
+        network = unskip.create_model(recipe.network.model, **recipe.network.options)
     names = {id(p): name for name, p in network.named_parameters()}
-    optimizer = make_optimizer(network, recipe)
+    optimizer = make_optimizer(network, recipe.optimizer)
     groups = optimizer.param_groups
-    rate = {names[id(p)]: recipe.lr * group["lr_scale"] for group in groups for p in group["params"]}
+    rate = {names[id(p)]: recipe.optimizer.lr * group["lr_scale"] for group in groups for p in group["params"]}
     assert set(rate) == set(names.values())
     return rate
 
@@ -255,7 +255,7 @@ def test_learning_rates_of_b1_on_the_real_networks() -> None:
         assert lr == pytest.approx(expected), name
     assert sum(name.endswith("conv1.weight") for name in rate if name.startswith("layer3.")) == 23
     assert sorted(set(rates("imagenet-seqnet-50").values())) == pytest.approx([0.02, 0.1])
-    deep34 = rates("imagenet-seqnet-50", network="seqnet34", lr_scales={"fc": 1.0, "*": 0.4})
+    deep34 = rates("imagenet-seqnet-50", model="seqnet34", lr_scales={"fc": 1.0, "*": 0.4})
     assert sorted(set(deep34.values())) == pytest.approx([0.04, 0.1])
 
 

@@ -18,7 +18,7 @@ from unskip.train import Recipe, load_recipe, run
 BASE = load_recipe(
     "usps-plainnet-100", dataset="digits", precision="fp64", device="cpu", epochs=2, max_norm=1.2, val_fraction=0.1,
     options={"depth": 5, "width": 24, "img_size": 8}, channels_last=False, schedule="constant",
-    min_lr=0.0, settle=0,
+    min_lr=0.0, recalibrate_batchnorm=0,
 )  # fmt: skip
 
 
@@ -31,7 +31,7 @@ def recipes(norm: bool) -> list[Recipe]:
 
 @pytest.mark.parametrize("norm", [True, False])
 def test_side_by_side_is_one_by_one(norm: bool, tmp_path: Path) -> None:
-    data = load(BASE)
+    data = load(BASE.data)
     crowd = Crowd(recipes(norm), data, torch.device("cpu"), torch.float64)
     assert list(crowd.train()) == [1, 2]
     assert crowd.done == 2 * (len(data.train) // 128) > 10
@@ -53,11 +53,12 @@ def test_side_by_side_is_one_by_one(norm: bool, tmp_path: Path) -> None:
         assert test_errors[n] == pytest.approx(result.test_error, abs=1e-9)
         assert val_errors[n] == pytest.approx(result.val_error, abs=1e-9)
         norms = torch.cat([weight[n].norm(dim=1) for weight in crowd.weights])
-        assert (norms.max().item() <= 1.2 + 1e-9) is bool(recipe.max_norm)  # so the limit was at work where it is set
+        limited = bool(recipe.optimizer.max_norm)
+        assert (norms.max().item() <= 1.2 + 1e-9) is limited  # so the limit was at work where it is set
 
 
 def test_a_network_that_diverges_spoils_no_other() -> None:
-    data = load(BASE)
+    data = load(BASE.data)
     row = ROWS[1]
     alone = Crowd([row.recipe(BASE, lr=0.01)], data, torch.device("cpu"), torch.float64)
     beside = Crowd([row.recipe(BASE, lr=lr) for lr in (0.01, 1e6)], data, torch.device("cpu"), torch.float64)
@@ -111,7 +112,7 @@ def test_rows_and_table() -> None:
 
 def test_both_crowds_and_their_curves() -> None:
     """Rows with and without BatchNorm in one call: each job has its result, and a look at the end of each epoch."""
-    data = load(BASE)
+    data = load(BASE.data)
     jobs = [(row, row.recipe(BASE.replace(precision="fp32"), lr=0.01)) for row in ROWS[2:4]]
     said: list[str] = []
     results = side_by_side(jobs, data, torch.device("cpu"), said.append, look_every=1)
@@ -128,13 +129,13 @@ def test_both_crowds_and_their_curves() -> None:
 
 
 @torch.no_grad()
-def test_settled_norms_are_those_of_pytorch() -> None:
+def test_recalibrated_norms_are_those_of_pytorch() -> None:
     """Against torch.optim.swa_utils.update_bn, on the library's network; all training images are one batch."""
-    data = load(BASE)
+    data = load(BASE.data)
     crowd = Crowd(recipes(norm=True)[:2], data, torch.device("cpu"), torch.float64)
     network = crowd.build()[1].double()
     torch.optim.swa_utils.update_bn([crowd.images.view(-1, 1, 8, 8)], network)
-    crowd.settle()
+    crowd.recalibrate_batchnorm()
     for i, layer in enumerate(network.stage1):
         torch.testing.assert_close(crowd.mean[i, 1], layer.norm.running_mean, rtol=0, atol=1e-12)
         torch.testing.assert_close(crowd.var[i, 1], layer.norm.running_var, rtol=1e-10, atol=0)

@@ -12,18 +12,27 @@ from pathlib import Path
 import pytest
 
 from tests.train.small import SMALL
-from unskip.data.sets import load
 from unskip.models import ENTRIES
+from unskip.models.build import build_network
 from unskip.reproduce import REPRODUCTIONS, Outcome, paper_table, reproduce, reproduction
 from unskip.reproduce.noise_table1 import table1_rows as noise_rows
 from unskip.reproduce.plainnet_table3 import table3_rows
 from unskip.reproduce.pnnh_figure3 import DEPTHS, figure3_rows
 from unskip.reproduce.pnnh_table1 import table1_rows
 from unskip.reproduce.pnnh_table4 import table4_rows
-from unskip.reproduce.trained import Row, Trained, chosen, difference, markdown, outcome, settled, summary, train_rows
+from unskip.reproduce.trained import (
+    Row,
+    Trained,
+    chosen,
+    difference,
+    markdown,
+    outcome,
+    run_recipe,
+    summary,
+    train_rows,
+)
 from unskip.reproduce.workers import Finished, check_recipe, finished, train_all
 from unskip.train import run
-from unskip.train.runner import build_network
 
 ROOT = Path(__file__).parents[2]
 SMALLER = SMALL.replace(epochs=2, val_fraction=0.0)
@@ -58,8 +67,8 @@ def test_rows_are_the_papers() -> None:
     for rows in (table1_rows(), table3_rows(), table4_rows("pnnh", 20), noise_rows(), figure3_rows()):
         assert len({row.name for row in rows}) == len(rows)
         for row in rows:
-            assert row.recipe is None or row.recipe.network in ENTRIES
-            assert row.recipe is None or row.recipe.epochs >= 200
+            assert row.recipe is None or row.recipe.network.model in ENTRIES
+            assert row.recipe is None or row.recipe.run.epochs >= 200
 
 
 @pytest.mark.parametrize("name", ["none", "random", "identity", "group_average"])
@@ -67,18 +76,28 @@ def test_rows_of_table_4_build(name: str) -> None:
     """Those whose coder needs no fitting; tests/methods builds the others."""
     recipe = next(row.recipe for row in table4_rows("pnnh_paper", 20) if row.name == name)
     assert recipe is not None
-    assert recipe.options == {"pretext": name}
-    build_network(recipe, load(SMALLER))
+    assert recipe.network.options == {"pretext": name}
+    build_network(recipe.network, num_classes=10, in_chans=1)
 
 
 def test_what_the_user_sets_reaches_the_recipe() -> None:
     slow = noise_rows()[0].recipe
     assert slow is not None
-    short = settled(slow, Trained(epochs=20, weight_decay=5e-4, dataset="digits", device="cpu"), seed=5)
-    assert short.weight_decay == 5e-4
-    assert (short.epochs, short.milestones, short.seed, short.dataset) == (20, (12, 16), 5, "digits")
-    assert (short.device, short.cuda_graph, short.precision, short.compile) == ("cpu", False, "fp32", "no")
-    assert settled(slow, Trained(device="cpu"), seed=0).replace(device="auto", seed=slow.seed) == slow
+    short = run_recipe(slow, Trained(epochs=20, weight_decay=5e-4, dataset="digits", device="cpu"), seed=5)
+    assert short.optimizer.weight_decay == 5e-4
+    assert (short.run.epochs, short.optimizer.milestones, short.run.seed, short.data.dataset) == (
+        20,
+        (12, 16),
+        5,
+        "digits",
+    )
+    assert (short.run.device, short.run.cuda_graph, short.run.precision, short.run.compile) == (
+        "cpu",
+        False,
+        "fp32",
+        "no",
+    )
+    assert run_recipe(slow, Trained(device="cpu"), seed=0).replace(device="auto", seed=slow.run.seed) == slow
     rows = table1_rows()
     assert [row.name for row in chosen(rows, Trained(rows="wrn28_10, resnet110"))] == ["resnet110", "wrn28_10"]
     assert len(chosen(rows, Trained())) == len(rows)
@@ -93,9 +112,9 @@ def test_what_the_user_sets_reaches_the_recipe() -> None:
 def test_zero_is_zero_and_the_papers_number_is_what_is_left_out() -> None:
     recipe = table1_rows()[0].recipe
     assert recipe is not None
-    assert recipe.weight_decay > 0
-    assert settled(recipe, Trained(weight_decay=0.0, device="cpu"), seed=0).weight_decay == 0
-    assert settled(recipe, Trained(device="cpu"), seed=0).weight_decay == recipe.weight_decay
+    assert recipe.optimizer.weight_decay > 0
+    assert run_recipe(recipe, Trained(weight_decay=0.0, device="cpu"), seed=0).optimizer.weight_decay == 0
+    assert run_recipe(recipe, Trained(device="cpu"), seed=0).optimizer.weight_decay == recipe.optimizer.weight_decay
     shown = outcome("a-table", Trained(weight_decay=0.0, epochs=3, device="cpu"), ROWS, {})
     assert any("a-table --epochs 3 --seeds 3 --weight-decay 0.0 --dataset" in line for line in shown.readme)
     for config in (Trained, REPRODUCTIONS["plainnet-table2"].config):
@@ -158,7 +177,7 @@ def test_a_table_is_trained_written_and_not_trained_twice(tmp_path: Path, capsys
     assert "Found." in written.outcome.lines
 
     # A second time nothing is trained, and another setting is refused.
-    recipes = {f"{row.name}_s0": settled(row.recipe, Config(**fields), 0) for row in ROWS if row.recipe is not None}
+    recipes = {f"{row.name}_s0": run_recipe(row.recipe, Config(**fields), 0) for row in ROWS if row.recipe is not None}
     before = (tmp_path / "small-table" / "runs" / "batch_s0" / "result.json").stat().st_mtime_ns
     results = train_all(recipes, tmp_path / "small-table", data=None, at_once=1, say=said.append)
     assert said == ["1 of 1 runs are done already."]
@@ -213,6 +232,6 @@ def test_ctrl_c_leaves_it_resumable(tmp_path: Path) -> None:
     assert "Going on after update" in (folder / "logs" / "simplified_plain20_s0.txt").read_text()
     result = finished(folder, "simplified_plain20_s0")
     assert result is not None
-    recipe = settled(noise_rows()[0].recipe, Trained(epochs=6, dataset="digits", device="cpu"), 0)  # type: ignore[arg-type]
+    recipe = run_recipe(noise_rows()[0].recipe, Trained(epochs=6, dataset="digits", device="cpu"), 0)  # type: ignore[arg-type]
     unbroken = run(recipe, out=tmp_path / "unbroken", silent=True)
     assert result.test_error == pytest.approx(unbroken.test_error)

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 import unskip
+from unskip.data.config import DataConfig
 from unskip.data.sets import Split, load
 from unskip.models.cifar import cifar_resnet
 from unskip.ship import quantize
-from unskip.train import Recipe
 
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Images to train on and to test on, with their classes."""
-    data = load(Recipe(dataset="digits", val_fraction=0.0))
+    data = load(DataConfig(dataset="digits", val_fraction=0.0))
 
     def tensors(split: Split) -> tuple[Tensor, Tensor]:
         assert isinstance(split.images, Tensor)

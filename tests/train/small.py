@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from unskip.train import Recipe
 
-SMALL = Recipe(
-    network="tests.train.small:norm_net",
+SMALL = Recipe.of(
+    model="tests.train.small:norm_net",
     epochs=2,
     batch=64,
     lr=0.05,

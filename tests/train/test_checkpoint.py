@@ -100,13 +100,19 @@ def test_foreign(out: Path) -> None:
     refused(out, "can't be read: Is a directory")
 
 
+def test_a_recipe_of_before_there_were_tables_is_refused(out: Path) -> None:
+    state = torch.load(out / "checkpoint.pt", weights_only=True)
+    torch.save({**state, "recipe": {"network": "resnet20", "epochs": 1}}, out / "checkpoint.pt")
+    refused(out, r"the recipe in .*checkpoint\.pt: 'network' stands outside the tables\. .*'network' is 'model'")
+
+
 def test_another_recipe_or_other_data_or_another_network(out: Path) -> None:
     refused(out, "made with another recipe: lr was 0.05 and is 0.06", RECIPE.replace(lr=0.06))
     refused(out, "made with another recipe: seed was 0 and is 1", RECIPE.replace(seed=1))
     from unskip.data.sets import load
 
-    refused(out, "made with another data set: .*sizes was", data=load(RECIPE.replace(val_fraction=0.3)))
-    refused(out, "belongs to another network", network=norm_net(10, 1, norm="group"))
+    refused(out, "made with another data set: .*sizes was", data=load(RECIPE.replace(val_fraction=0.3).data))
+    refused(out, "belongs to another network", model=norm_net(10, 1, norm="group"))
     state = load_checkpoint(out / "checkpoint.pt")
     run(RECIPE.replace(workers=1, log_steps=3, save_steps=5), out=out, resume="auto", silent=True)  # these may change
     assert load_checkpoint(out / "checkpoint.pt")["step"] == state["step"]

@@ -14,6 +14,7 @@ from unskip.train import Recipe, run
 from unskip.train.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
+PATH = os.pathsep.join([str(ROOT), *sys.path])  # so that processes run the code that is tested
 RECIPE = SMALL.replace(precision="fp64", crop="pad", pad=1, flip=0.5, epochs=2, log_steps=7, seed=4)
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0"]
 ACCELERATE = [
@@ -32,7 +33,7 @@ def launch(launcher: list[str], recipe: Recipe, folder: Path, *more: str) -> sub
     folder.mkdir(exist_ok=True)
     (folder / "recipe.toml").write_text(recipe.to_toml())
     words = ["-m", "unskip", "train", str(folder / "recipe.toml"), "--out", str(folder / "run"), *more]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH, "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
         [sys.executable, *launcher, *words], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300
     )
@@ -83,7 +84,7 @@ def test_two_processes_stop_on_a_signal_and_go_on(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "recipe.toml").write_text(recipe.to_toml())
     words = ["-m", "unskip", "train", str(folder / "recipe.toml"), "--out", str(folder / "run")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH, "CUDA_VISIBLE_DEVICES": ""}
     process = subprocess.Popen([sys.executable, *TORCHRUN, *words], env=environment, cwd=ROOT, stderr=subprocess.PIPE)
     while not (folder / "run" / "checkpoint.pt").exists():
         time.sleep(0.05)

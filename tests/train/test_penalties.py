@@ -11,8 +11,9 @@ from tests.train.small import write_npz
 from unskip.models import create_model, dominant_paths, to_plain
 from unskip.models.simplified import simplified_net
 from unskip.train import MaxNorm, Orthogonal, Recipe, ShiftedDecay, run
-from unskip.train.optim import make_optimizer, recipe_groups
-from unskip.train.penalties import from_recipe, identity_shift, orthogonality, start_shift, unit_weights
+from unskip.train.optim import make_optimizer, scaled_groups
+from unskip.train.penalties import from_config, identity_shift, orthogonality, start_shift, unit_weights
+from unskip.train.recipe import OptimizerConfig
 
 
 def linear(*rows: list[float]) -> nn.Linear:
@@ -130,10 +131,10 @@ def test_a_residual_and_a_plain_network_decay_alike_under_the_identity_shift() -
     assert ShiftedDecay(2.0, shift)(network).item() == pytest.approx(r.square().sum().item(), rel=1e-6)
 
 
-def test_from_recipe() -> None:
+def test_from_config() -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
-    assert from_recipe(network, Recipe()) == ([], [])
-    penalties, constraints = from_recipe(network, Recipe(max_norm=3, orthogonal=0.5, decay_from="start"))
+    assert from_config(network, OptimizerConfig()) == ([], [])
+    penalties, constraints = from_config(network, OptimizerConfig(max_norm=3, orthogonal=0.5, decay_from="start"))
     assert penalties[0] == Orthogonal(0.5)
     assert constraints == [MaxNorm(3.0)]
     assert penalties[1](network).item() == 0  # it starts where it decays to
@@ -142,7 +143,7 @@ def test_from_recipe() -> None:
 
 def test_shifted_weights_do_not_decay_twice() -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
-    groups = recipe_groups(network, Recipe(decay_from="identity", decay_all=True, weight_decay=0.1))
+    groups = scaled_groups(network, OptimizerConfig(decay_from="identity", decay_all=True, weight_decay=0.1))
     decays = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
     assert [decays[id(w)] for w in unit_weights(network)] == [0, 0]
     assert decays[id(network[1].weight)] == 0.1
@@ -151,17 +152,17 @@ def test_shifted_weights_do_not_decay_twice() -> None:
 def test_per_group_learning_rates() -> None:
     network = nn.Module()
     network.layer2, network.layer3, network.fc = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
-    recipe = Recipe(lr=0.1, lr_scales={"fc": 1.0, "layer3.weight": 0.25, "layer2": 0.0, "*": 0.5}, weight_decay=0.0)
-    optimizer = make_optimizer(network, recipe)
+    recipe = Recipe.of(lr=0.1, lr_scales={"fc": 1.0, "layer3.weight": 0.25, "layer2": 0.0, "*": 0.5}, weight_decay=0.0)
+    optimizer = make_optimizer(network, recipe.optimizer)
     scale = {id(p): group["lr_scale"] for group in optimizer.param_groups for p in group["params"]}
     assert scale[id(network.fc.bias)] == 1.0
     assert scale[id(network.layer3.weight)] == 0.25
     assert scale[id(network.layer3.bias)] == 0.5
     assert id(network.layer2.weight) not in scale  # 0 freezes
     with pytest.raises(ValueError, match="'layer4', which matches no parameter"):
-        recipe_groups(network, Recipe(lr_scales={"layer4": 0.5}))
+        scaled_groups(network, OptimizerConfig(lr_scales={"layer4": 0.5}))
     with pytest.raises(ValueError, match=r"nothing of the network is left to train: lr_scales=\{'\*': 0.0\}"):
-        recipe_groups(network, Recipe(lr_scales={"*": 0.0}))
+        scaled_groups(network, OptimizerConfig(lr_scales={"*": 0.0}))
 
 
 def test_penalties_compose_to_their_sum() -> None:
@@ -181,11 +182,11 @@ def test_a_run_of_a_plain_network_under_decay_from_identity_is_the_residual_netw
     residual = simplified_net(5, residual=True, num_classes=4).double()
     plain = to_plain(residual)
     parted = to_plain(residual)
-    zero = Recipe(dataset="npz", precision="fp64", epochs=3, batch=12, lr=0.05, weight_decay=0.01, decay_all=True)
+    zero = Recipe.of(dataset="npz", precision="fp64", epochs=3, batch=12, lr=0.05, weight_decay=0.01, decay_all=True)
     for name, net, recipe in (
         ("residual", residual, zero), ("plain", plain, zero.replace(decay_from="identity")), ("parted", parted, zero),
     ):  # fmt: skip
-        run(recipe.replace(device="cpu"), network=net, data_dir=data, out=tmp_path / name, silent=True)
+        run(recipe.replace(device="cpu"), model=net, data_dir=data, out=tmp_path / name, silent=True)
 
     def apart(net: nn.Module) -> float:
         weights = zip(to_plain(residual).parameters(), net.parameters(), strict=True)

@@ -28,12 +28,12 @@ def losses(out: Path) -> list[float]:
     return [row["loss"] for row in read_metrics(out / "metrics.jsonl") if row["kind"] == "step"]
 
 
-# Of `unskip train --network resnet20 --epochs 1 --batch 256 --lr 0.05 --warmup-epochs 0` on digits, seed 0
+# Of `unskip train --model resnet20 --epochs 1 --batch 256 --lr 0.05 --warmup-epochs 0` on digits, seed 0
 GOLDEN = [2.5581, 2.2761, 2.0237, 1.9508, 1.9059]
 
 
 def test_golden_losses(tmp_path: Path) -> None:
-    recipe = Recipe(network="resnet20", epochs=1, batch=256, lr=0.05, weight_decay=3e-4, device="cpu")
+    recipe = Recipe.of(model="resnet20", epochs=1, batch=256, lr=0.05, weight_decay=3e-4, device="cpu")
     run(recipe, out=tmp_path / "run", silent=True)
     assert losses(tmp_path / "run") == pytest.approx(GOLDEN, abs=2e-3)
 
@@ -46,11 +46,11 @@ def test_the_loop_is_plain_sgd(tmp_path: Path) -> None:
     reference = norm_net(10, 1)
     reference.load_state_dict(network.state_dict())
     reference.double()
-    run(recipe, network=network, out=tmp_path, silent=True)
+    run(recipe, model=network, out=tmp_path, silent=True)
 
-    feed = make_feed(load(recipe), recipe, device=torch.device("cpu"), dtype=torch.float64)
+    feed = make_feed(load(recipe.data), recipe.data, **recipe.feeding, dtype=torch.float64)
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
-    rates, expected = Rates(recipe, feed.steps), []
+    rates, expected = Rates(recipe.optimizer, recipe.run.epochs, feed.steps), []
     for epoch in range(2):
         for i, (x, y) in enumerate(feed.epoch(epoch)):
             optimizer.param_groups[0]["lr"] = rates[epoch * feed.steps + i]
@@ -68,7 +68,7 @@ def test_the_loop_is_plain_sgd(tmp_path: Path) -> None:
 def test_what_a_run_leaves(tmp_path: Path) -> None:
     recipe = SMALL.replace(tensorboard=True, epochs=3)
     network, before = norm_net(10, 1), torch.get_rng_state()
-    result = run(recipe, network=network, out=tmp_path, silent=True)
+    result = run(recipe, model=network, out=tmp_path, silent=True)
     assert torch.equal(before, torch.get_rng_state())  # the caller's generator is left alone
     assert result.network == type(network).__name__  # and not the recipe's, which did not run
     assert str(result).startswith(f"{result.network} on digits: test error ")
@@ -90,11 +90,11 @@ def test_what_a_run_leaves(tmp_path: Path) -> None:
 def test_the_test_error_is_that_of_the_weights_on_the_disk(tmp_path: Path) -> None:
     for keep in ("last", "best"):
         recipe = SMALL.replace(keep=keep, ema=0.9 if keep == "best" else 0.0)
-        result = run(recipe, network=norm_net(10, 1), out=tmp_path / keep, silent=True)
+        result = run(recipe, model=norm_net(10, 1), out=tmp_path / keep, silent=True)
         network = norm_net(10, 1).eval()
         network.load_state_dict(load_file(tmp_path / keep / "weights.safetensors"))
-        data = load(recipe)
-        feed = make_feed(data, recipe, device=torch.device("cpu"))
+        data = load(recipe.data)
+        feed = make_feed(data, recipe.data, **recipe.feeding)
         wrong = sum((network(x).argmax(1) != y)[w > 0].sum().item() for x, y, w in feed.evaluation(data.test))
         assert result.test_error == pytest.approx(100 * wrong / len(data.test))
         epochs = [r for r in read_metrics(tmp_path / keep / "metrics.jsonl") if r["kind"] == "epoch"]
@@ -103,14 +103,14 @@ def test_the_test_error_is_that_of_the_weights_on_the_disk(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.9])
-def test_settled_norms_are_those_of_all_images_as_one_batch(tmp_path: Path, ema: float) -> None:
+def test_recalibrated_norms_are_those_of_all_images_as_one_batch(tmp_path: Path, ema: float) -> None:
     """The second norm's too: measured behind a first one that uses the same images."""
-    recipe = SMALL.replace(epochs=1, settle=100_000, ema=ema, flip=0.5)
+    recipe = SMALL.replace(epochs=1, recalibrate_batchnorm=100_000, ema=ema, flip=0.5)
     settled = run(recipe, out=tmp_path / "settled", silent=True)
-    running = run(recipe.replace(settle=0), out=tmp_path / "running", silent=True)
+    running = run(recipe.replace(recalibrate_batchnorm=0), out=tmp_path / "running", silent=True)
     found, before = (load_file(tmp_path / name / "weights.safetensors") for name in ("settled", "running"))
-    data = load(recipe)
-    feed = make_feed(data, recipe, device=torch.device("cpu"))
+    data = load(recipe.data)
+    feed = make_feed(data, recipe.data, **recipe.feeding)
     ((x, _),) = feed.plain_batches(data.train, (torch.arange(len(data.train)),))
     network = norm_net(10, 1).train()
     network.load_state_dict(before)
@@ -126,13 +126,13 @@ def test_settled_norms_are_those_of_all_images_as_one_batch(tmp_path: Path, ema:
     assert settled.test_error != running.test_error
 
 
-def test_norms_settle_without_dropout(tmp_path: Path) -> None:
+def test_norms_are_recalibrated_without_dropout(tmp_path: Path) -> None:
     """As in eval mode, where what is behind a dropout reads all of what comes before it."""
     network = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.BatchNorm1d(64), nn.Linear(64, 10))
-    recipe = SMALL.replace(epochs=1, settle=100_000)
-    run(recipe, network=network, out=tmp_path, silent=True)
-    data = load(recipe)
-    ((x, _),) = make_feed(data, recipe, device=torch.device("cpu")).plain_batches(
+    recipe = SMALL.replace(epochs=1, recalibrate_batchnorm=100_000)
+    run(recipe, model=network, out=tmp_path, silent=True)
+    data = load(recipe.data)
+    ((x, _),) = make_feed(data, recipe.data, **recipe.feeding).plain_batches(
         data.train, (torch.arange(len(data.train)),)
     )
     var, mean = torch.var_mean(x.flatten(1), 0)
@@ -141,11 +141,11 @@ def test_norms_settle_without_dropout(tmp_path: Path) -> None:
     torch.testing.assert_close(found["2.running_var"], var, rtol=1e-4, atol=1e-5)
 
 
-def test_settle_needs_a_norm_to_settle(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"settle=100 .* no BatchNorm"):
-        run(SMALL.replace(settle=100, options={"norm": "group"}), out=tmp_path, silent=True)
-    with pytest.raises(ValueError, match=r"settle=1 .* no variance"):
-        SMALL.replace(settle=1)
+def test_recalibration_needs_a_norm(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"recalibrate_batchnorm=100 .* no BatchNorm"):
+        run(SMALL.replace(recalibrate_batchnorm=100, options={"norm": "group"}), out=tmp_path, silent=True)
+    with pytest.raises(ValueError, match=r"recalibrate_batchnorm=1 .* no variance"):
+        SMALL.replace(recalibrate_batchnorm=1)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_run_leaves_no_trace_in_network_and_flags(tmp_path: Path) -> None:
     network = norm_net(10, 1)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        run(SMALL.replace(epochs=1, precision="bf16"), network=network, out=tmp_path, silent=True)
+        run(SMALL.replace(epochs=1, precision="bf16"), model=network, out=tmp_path, silent=True)
         assert torch.is_deterministic_algorithms_warn_only_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
@@ -192,7 +192,9 @@ def test_a_run_leaves_no_trace_in_network_and_flags(tmp_path: Path) -> None:
     assert torch.equal(network(x), step_by_step)
 
 
-def test_norms_that_could_not_be_settled_train_on_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms_that_could_not_be_recalibrated_train_on_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network, plain_batches = norm_net(10, 1), DeviceFeed.plain_batches
 
     def full(feed: DeviceFeed, split: Split, parts: tuple[torch.Tensor, ...]) -> Iterator[Batch]:
@@ -202,7 +204,7 @@ def test_norms_that_could_not_be_settled_train_on_as_before(tmp_path: Path, monk
 
     monkeypatch.setattr(DeviceFeed, "plain_batches", full)
     with pytest.raises(torch.OutOfMemoryError):
-        run(SMALL.replace(epochs=1, settle=1000), network=network, out=tmp_path, silent=True)
+        run(SMALL.replace(epochs=1, recalibrate_batchnorm=1000), model=network, out=tmp_path, silent=True)
     assert [network[1].momentum, network[4].momentum] == [0.1, 0.1]
 
 
@@ -224,14 +226,14 @@ class Two(nn.Linear):
         (Refuses(2, 2), r"can't read images of shape \(1, 8, 8\) \(C, H, W\): AssertionError\."),
         (Two(2, 2), r"returns a tuple, no tensor, for one image; \(1, 10\) is expected"),
         (nn.Flatten(), "Flatten has no parameters, so there is nothing to train"),
-        ("resnet20", r"network='resnet20' is not an nn\.Module; a name goes into the recipe"),
+        ("resnet20", r"model='resnet20' is not an nn\.Module; a name goes into the recipe"),
     ],
 )
 def test_a_network_that_does_not_fit_is_said_before_anything_is_written(
     tmp_path: Path, network: nn.Module, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        run(SMALL, network=network, out=tmp_path / "run", silent=True)
+        run(SMALL, model=network, out=tmp_path / "run", silent=True)
     assert not (tmp_path / "run").exists()
 
 
@@ -243,7 +245,7 @@ def test_what_is_no_recipe_is_said() -> None:
 def test_penalties_enter_the_loss(tmp_path: Path) -> None:
     network = norm_net(10, 1)
     first = Orthogonal(0.1)(network).item()
-    run(SMALL.replace(epochs=1), network=network, out=tmp_path, penalties=[Orthogonal(0.1)], silent=True)
+    run(SMALL.replace(epochs=1), model=network, out=tmp_path, penalties=[Orthogonal(0.1)], silent=True)
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert rows[0]["penalty"] == pytest.approx(first, rel=1e-5)
     assert [r for r in rows if r["kind"] == "step"][-1]["penalty"] < first
@@ -280,7 +282,7 @@ class Blind(nn.Module):
 
 
 def test_stuck_at_chance_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = run(SMALL.replace(epochs=4), network=Blind(), out=tmp_path)
+    result = run(SMALL.replace(epochs=4), model=Blind(), out=tmp_path)
     assert result.stuck
     said = capsys.readouterr().err
     assert "where guessing gives 2.302" in said
@@ -323,9 +325,9 @@ def test_signals_finish_the_step_and_save(tmp_path: Path, number: signal.Signals
         ),
         ({"precision": "fp16"}, "precision='fp16' needs a GPU"),
         ({"sync_bn": True}, "sync_bn=true needs GPUs"),
-        ({"network": "tests.train.small:nothing"}, "can't be imported"),
-        ({"network": "resnet55"}, "no network named 'resnet55'. Did you mean"),
-        ({"network": "plain_resnet56", "options": {"ratio": 2.0}}, None),
+        ({"model": "tests.train.small:nothing"}, "can't be imported"),
+        ({"model": "resnet55"}, "no network named 'resnet55'. Did you mean"),
+        ({"model": "plain_resnet56", "options": {"ratio": 2.0}}, None),
         ({"compile": "blocks"}, "compile='blocks' found no blocks"),
     ],
 )
@@ -341,12 +343,12 @@ def test_a_network_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         (norm_net(10, 3), r"can't read images of shape \(1, 8, 8\)"),
     ):
         with pytest.raises(ValueError, match=message):
-            run(SMALL, network=network, out=tmp_path / "run", silent=True)
+            run(SMALL, model=network, out=tmp_path / "run", silent=True)
     assert not (tmp_path / "run").exists()
 
 
 def test_plainify_by_recipe(tmp_path: Path) -> None:
-    recipe = Recipe(network="resnet20", method="pnnh", options={"ratio": 0.25}, epochs=1, batch=512, device="cpu")
+    recipe = Recipe.of(model="resnet20", method="pnnh", options={"ratio": 0.25}, epochs=1, batch=512, device="cpu")
     result = run(recipe, out=tmp_path, silent=True)
     assert result.parameters != run(recipe.replace(options={}), out=tmp_path / "b", silent=True).parameters
     assert str(result).startswith("resnet20, pnnh on digits: ")
@@ -364,10 +366,10 @@ def test_linear_network_reaches_what_scikit_learn_does(tmp_path: Path) -> None:
     from sklearn.linear_model import LogisticRegression
 
     recipe = SMALL.replace(
-        network="tests.train.small:linear_net", epochs=60, lr=0.5, weight_decay=0.0, val_fraction=0.0, warmup_epochs=0.0
+        model="tests.train.small:linear_net", epochs=60, lr=0.5, weight_decay=0.0, val_fraction=0.0, warmup_epochs=0.0
     )
-    result = run(recipe, network=linear_net(10, 1), out=tmp_path, silent=True)
-    data = load(recipe)
+    result = run(recipe, model=linear_net(10, 1), out=tmp_path, silent=True)
+    data = load(recipe.data)
     x, y = data.train.images.flatten(1).numpy() / 255, data.train.labels.numpy()
     theirs = LogisticRegression(C=10.0, max_iter=2000).fit(x, y)
     error = 100 * (1 - theirs.score(data.test.images.flatten(1).numpy() / 255, data.test.labels.numpy()))
@@ -376,7 +378,7 @@ def test_linear_network_reaches_what_scikit_learn_does(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_compiled_blocks_compute_the_same(tmp_path: Path) -> None:
-    recipe = Recipe(network="pnnh_resnet20", epochs=1, batch=256, lr=0.05, device="cpu", precision="fp64")
+    recipe = Recipe.of(model="pnnh_resnet20", epochs=1, batch=256, lr=0.05, device="cpu", precision="fp64")
     for compiled in ("no", "blocks"):
         run(recipe.replace(compile=compiled), out=tmp_path / compiled, silent=True)
     assert losses(tmp_path / "blocks") == pytest.approx(losses(tmp_path / "no"), abs=1e-9)

@@ -19,12 +19,11 @@ def demo(
     with Importing():
         from unskip.demo import story
         from unskip.demo.view import View, table
-        from unskip.doctor.examine import examine_demo
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the runs too, as Ctrl-C does
     with View() as view:
         told = story.tell(seed, out, view.show)
     picture, page = story.write(told, out)
     view.console.print(table(told))
-    doctor = examine_demo(seed, out)
+    doctor = story.write_doctor_page(seed, out)
     print(f"Picture: {picture}\nPage:    {page}\nDoctor:  {doctor}")

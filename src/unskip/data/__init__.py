@@ -1,5 +1,7 @@
 """Data sets, and batches of them on the device."""
 
-from unskip.data.sets import DataSet, Split
+from unskip.data import readers  # noqa: F401 - registers the data sets of the package
+from unskip.data.config import DataConfig
+from unskip.data.sets import DataSet, Split, register_dataset
 
-__all__ = ["DataSet", "Split"]
+__all__ = ["DataConfig", "DataSet", "Split", "register_dataset"]

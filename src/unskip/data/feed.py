@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,15 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import InterpolationMode, v2
 
 from unskip._core.rng import seed_of, seeded
+from unskip.data.config import DataConfig
 from unskip.data.sets import DataSet, Split
-from unskip.train.recipe import Recipe
 
 Batch = tuple[Tensor, Tensor]
 ORDER, SAMPLE, MIX = 1, 2, 3  # which stream of random numbers a seed is for
 
 
 @dataclass(frozen=True)
-class Share:
+class Partition:
     """Which part of each batch this process takes: the rank-th of `world` equal ones."""
 
     rank: int = 0
@@ -42,71 +43,86 @@ class Share:
         return batch[self.rank * each : (self.rank + 1) * each]
 
 
+CPU, WHOLE = torch.device("cpu"), Partition()
+
+
 def make_feed(
     data: DataSet,
-    recipe: Recipe,
+    config: DataConfig,
     *,
-    device: torch.device,
+    batch: int,
+    seed: int = 0,
+    smoothing: float = 0.0,
+    channels_last: bool = False,
+    device: torch.device = CPU,
     dtype: torch.dtype = torch.float32,
-    share: Share | None = None,
+    partition: Partition = WHOLE,
 ) -> "Feed":
-    """The feed that fits a data set and a recipe: on the device where that is possible, else through workers."""
-    share = share or Share()
-    if recipe.batch % share.world:
-        raise ValueError(f"recipe: batch={recipe.batch} can't be shared by {share.world} processes; use a multiple.")
-    if (recipe.mixup or recipe.cutmix) and recipe.batch // share.world % 2:
+    """The feed that fits a data set: on the device where that is possible, else through workers (arguments: `Feed`)."""
+    each = batch // partition.world
+    if batch % partition.world:
+        raise ValueError(f"recipe: batch={batch} can't be shared by {partition.world} processes; use a multiple.")
+    if config.mixes and each % 2:
         raise ValueError(
-            f"recipe: batch={recipe.batch} is {recipe.batch // share.world} images for each of {share.world} "
-            f"processes, and mixup and cutmix pair them; use a multiple of {2 * share.world}."
+            f"recipe: batch={batch} is {each} images for each of {partition.world} processes, and mixup and cutmix "
+            f"pair them; use a multiple of {2 * partition.world}."
         )
-    if len(data.train) < recipe.batch:
-        raise ValueError(
-            f"recipe: batch={recipe.batch} is larger than the training set ({len(data.train)} images); lower it."
-        )
-    by_image = recipe.crop == "resized" or recipe.color_jitter or recipe.rand_augment
+    if len(data.train) < batch:
+        raise ValueError(f"recipe: batch={batch} is larger than the training set ({len(data.train)} images); lower it.")
+    by_image = config.crop == "resized" or config.color_jitter or config.rand_augment
     count = len(data.train) + len(data.val or ()) + len(data.test)
-    fits = count * data.image_size**2 * data.channels <= recipe.cache_gib * 2**30
-    if by_image or not fits:
-        return WorkerFeed(data, recipe, device=device, dtype=dtype, share=share)
-    return DeviceFeed(_decoded(data, recipe), recipe, device=device, dtype=dtype, share=share)
+    fits = count * data.image_size**2 * data.channels <= config.cache_gib * 2**30
+    kind: type[Feed] = WorkerFeed
+    if fits and not by_image:
+        kind, data = DeviceFeed, _decoded(data, config)
+    return kind(data, config, batch, seed, smoothing, channels_last, device, dtype, partition)
 
 
+@dataclass(eq=False)
 class Feed(ABC):
     """What both feeds share: the order of an epoch, normalisation, mixing, and the batches of an evaluation."""
 
-    def __init__(
-        self, data: DataSet, recipe: Recipe, *, device: torch.device, dtype: torch.dtype, share: Share
-    ) -> None:
-        self.data, self.recipe, self.device, self.dtype, self.share = data, recipe, device, dtype, share
-        self.steps = len(data.train) // recipe.batch  # in an epoch; what is left over waits for another epoch's order
+    data: DataSet
+    config: DataConfig  # what happens to training images
+    batch: int  # images, over all processes
+    seed: int = 0  # of order and augmentation
+    smoothing: float = 0.0  # of labels, where mixup or cutmix make soft ones
+    channels_last: bool = False  # memory format of the images
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float32
+    partition: Partition = WHOLE  # the part of each batch that this process takes
+
+    def __post_init__(self) -> None:
+        data, config, device, dtype = self.data, self.config, self.device, self.dtype
+        self.steps = len(data.train) // self.batch  # in an epoch; what is left over waits for another epoch's order
         mean, std = (torch.tensor(v, dtype=torch.float64) * 255 for v in (data.mean, data.std))
         self.scale = (1 / std).to(device, dtype).view(-1, 1, 1)
         self.shift = (-mean / std).to(device, dtype).view(-1, 1, 1)
-        self.memory_format = torch.channels_last if recipe.channels_last else torch.contiguous_format
+        self.memory_format = torch.channels_last if self.channels_last else torch.contiguous_format
         self.mix = None
-        if recipe.mixup or recipe.cutmix:
+        if config.mixes:
             self.mix = Mixup(
-                mixup_alpha=recipe.mixup,
-                cutmix_alpha=recipe.cutmix,
-                prob=recipe.mix_prob,
-                label_smoothing=recipe.smoothing,
+                mixup_alpha=config.mixup,
+                cutmix_alpha=config.cutmix,
+                prob=config.mix_prob,
+                label_smoothing=self.smoothing,
                 num_classes=data.classes,
             )
-        self.erase = RandomErasing(recipe.erase, mode="pixel", device=device) if recipe.erase else None
+        self.erase = RandomErasing(config.erase, mode="pixel", device=device) if config.erase else None
 
     def order(self, epoch: int) -> Tensor:
         """The training images of an epoch: (steps * batch,) indices, the same for all processes."""
-        generator = torch.Generator().manual_seed(seed_of(self.recipe.seed, ORDER, epoch))
+        generator = torch.Generator().manual_seed(seed_of(self.seed, ORDER, epoch))
         order = torch.randperm(len(self.data.train), generator=generator)
-        return order.repeat_interleave(self.recipe.repeats)[: self.steps * self.recipe.batch]
+        return order.repeat_interleave(self.config.repeats)[: self.steps * self.batch]
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """This process's share of the batches of an epoch, from number `start` on."""
+        """This process's part of the batches of an epoch, from number `start` on."""
         for step, (x, y) in enumerate(self.batches(epoch, start), start):
-            yield self.mixed(x, y, (self.recipe.seed, MIX, epoch, step, self.share.rank))
+            yield self.mixed(x, y, (self.seed, MIX, epoch, step, self.partition.rank))
 
     def mixed(self, x: Tensor, y: Tensor, key: tuple[int, ...]) -> Batch:
-        """A batch after random erasing, mixup and cutmix, where the recipe asks for them."""
+        """A batch after random erasing, mixup and cutmix, where the configuration asks for them."""
         if self.mix is None and self.erase is None:
             return x, y
         with seeded(*key):
@@ -115,16 +131,16 @@ class Feed(ABC):
 
     @abstractmethod
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        """This process's share of the batches of an epoch from number `start` on, before they are mixed."""
+        """This process's part of the batches of an epoch from number `start` on, before they are mixed."""
 
     def evaluation(self, split: Split) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """(images, labels, weights): all images of a split once over all processes.
 
         Each process sees equally many batches, as FSDP needs; what fills up the last ones has weight 0.
         """
-        size = max(1, min(len(split), 4 * self.recipe.batch) // self.share.world)
-        each = -(-len(split) // self.share.world)
-        mine = torch.arange(self.share.rank * each, (self.share.rank + 1) * each)
+        size = max(1, min(len(split), 4 * self.batch) // self.partition.world)
+        each = -(-len(split) // self.partition.world)
+        mine = torch.arange(self.partition.rank * each, (self.partition.rank + 1) * each)
         for at, (x, y) in zip(mine.split(size), self.plain_batches(split, mine.split(size)), strict=True):
             yield x, y, (at < len(split)).to(self.device, self.dtype)
 
@@ -140,30 +156,38 @@ class Feed(ABC):
 class DeviceFeed(Feed):
     """All images on the device as uint8, NHWC. An epoch's crops and mirrors are drawn at its start."""
 
-    def __init__(
-        self, data: DataSet, recipe: Recipe, *, device: torch.device, dtype: torch.dtype, share: Share
-    ) -> None:
-        super().__init__(data, recipe, device=device, dtype=dtype, share=share)
-        pad = recipe.pad if recipe.crop == "pad" else 0
-        assert isinstance(data.train.images, Tensor)
-        self.padded = F.pad(data.train.images, (0, 0, pad, pad, pad, pad)).to(device)  # zeros, as torchvision's crop
-        self.labels = data.train.labels.to(device)
-        self.pad = pad
-        self.held: dict[int, tuple[Tensor, Tensor]] = {}  # splits to evaluate on, put on the device when first used
+    @cached_property
+    def padded(self) -> Tensor:
+        """The training images on the device, with zeros around them as torchvision's crop has them."""
+        assert isinstance(self.data.train.images, Tensor)
+        return F.pad(self.data.train.images, (0, 0, *[self.pad] * 4)).to(self.device)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        return self.data.train.labels.to(self.device)
+
+    @property
+    def pad(self) -> int:
+        return self.config.pad if self.config.crop == "pad" else 0
+
+    @cached_property
+    def held(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """Splits to evaluate on, put on the device when first used."""
+        return {}
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        recipe, size = self.recipe, self.data.image_size
+        size, batch = self.data.image_size, self.batch
         order = self.order(epoch)
         n = len(order)
         line = torch.arange(size, device=self.device)
-        generator = torch.Generator().manual_seed(seed_of(recipe.seed, SAMPLE, epoch))
+        generator = torch.Generator().manual_seed(seed_of(self.seed, SAMPLE, epoch))
         dy, dx = torch.randint(2 * self.pad + 1, (2, n, 1), generator=generator)
-        mirror = torch.rand(n, 1, generator=generator) < recipe.flip
+        mirror = torch.rand(n, 1, generator=generator) < self.config.flip
         order, dy, dx, mirror = (t.to(self.device) for t in (order, dy, dx, mirror))
         rows, columns = dy + line, dx + torch.where(mirror, size - 1 - line, line)  # (n, size) each
-        still = not self.pad and not recipe.flip
-        for at in range(start * recipe.batch, n, recipe.batch):
-            part = [self.share.of(t[at : at + recipe.batch]) for t in (order, rows, columns)]
+        still = not self.pad and not self.config.flip
+        for at in range(start * batch, n, batch):
+            part = [self.partition.of(t[at : at + batch]) for t in (order, rows, columns)]
             if still:
                 x = self.padded[part[0]]
             else:
@@ -184,24 +208,24 @@ class WorkerFeed(Feed):
     """Images read and augmented one by one in worker processes, as uint8, then normalised on the device."""
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        recipe = self.recipe
-        samples = Samples(self.data.train, train_transform(self.data, recipe), (recipe.seed, SAMPLE, epoch))
-        places = enumerate(self.order(epoch).split(recipe.batch))
+        batch = self.batch
+        samples = Samples(self.data.train, train_transform(self.data, self.config), (self.seed, SAMPLE, epoch))
+        places = enumerate(self.order(epoch).split(batch))
         parts = [
-            self.share.of(torch.stack([torch.arange(k * recipe.batch, (k + 1) * recipe.batch), part], dim=1)).tolist()
+            self.partition.of(torch.stack([torch.arange(k * batch, (k + 1) * batch), part], dim=1)).tolist()
             for k, part in places
             if k >= start
         ]
         yield from self.loaded(samples, parts)
 
     def plain_batches(self, split: Split, parts: tuple[Tensor, ...]) -> Iterator[Batch]:
-        samples = Samples(split, eval_transform(self.data, self.recipe), None)
+        samples = Samples(split, eval_transform(self.data, self.config), None)
         clamped = [part.clamp(max=len(split) - 1).tolist() for part in parts]
         yield from self.loaded(samples, [[(i, i) for i in part] for part in clamped])
 
     def loaded(self, samples: "Samples", parts: list[Any]) -> Iterator[Batch]:
         cuda = self.device.type == "cuda"
-        workers = min(self.recipe.workers, len(parts))
+        workers = min(self.config.workers, len(parts))
         # A generator of its own: without one a loader draws its seed from the network's.
         own = torch.Generator().manual_seed(0)
         loader = DataLoader(samples, batch_sampler=parts, num_workers=workers, pin_memory=cuda, generator=own)
@@ -238,50 +262,50 @@ def open_image(split: Split, index: int) -> Image.Image:
         raise ValueError(f"data: {path} can't be read: {error}. Replace or remove it.") from error
 
 
-def train_transform(data: DataSet, recipe: Recipe) -> v2.Transform:
-    """PIL image to uint8 (C, H, W), with everything that the recipe asks for one image at a time."""
+def train_transform(data: DataSet, config: DataConfig) -> v2.Transform:
+    """PIL image to uint8 (C, H, W), with everything that is asked for one image at a time."""
     size, bicubic = data.image_size, InterpolationMode.BICUBIC
     steps: list[Any] = []
-    if recipe.crop == "resized":
-        steps.append(v2.RandomResizedCrop(size, scale=(recipe.crop_scale, 1.0), interpolation=bicubic, antialias=True))
+    if config.crop == "resized":
+        steps.append(v2.RandomResizedCrop(size, scale=(config.crop_scale, 1.0), interpolation=bicubic, antialias=True))
     else:
         steps += [v2.Resize(size, interpolation=bicubic, antialias=True), v2.CenterCrop(size)]
-    if recipe.crop == "pad":
-        steps.append(v2.RandomCrop(size, padding=recipe.pad))
-    if recipe.flip:
-        steps.append(v2.RandomHorizontalFlip(recipe.flip))
-    if recipe.rand_augment:
+    if config.crop == "pad":
+        steps.append(v2.RandomCrop(size, padding=config.pad))
+    if config.flip:
+        steps.append(v2.RandomHorizontalFlip(config.flip))
+    if config.rand_augment:
         if data.channels != 3:
             raise ValueError(f"recipe: rand_augment needs colour images, and these have {data.channels} channels.")
         grey = tuple(min(255, round(255 * v)) for v in data.mean)
         settings = {"translate_const": int(size * 0.45), "img_mean": grey}
         try:
-            steps.append(rand_augment_transform(recipe.rand_augment, settings))
+            steps.append(rand_augment_transform(config.rand_augment, settings))
         except (AssertionError, ValueError) as error:
             raise ValueError(
-                f"recipe: rand_augment={recipe.rand_augment!r} is no policy of timm, such as 'rand-m9-mstd0.5-inc1'."
+                f"recipe: rand_augment={config.rand_augment!r} is no policy of timm, such as 'rand-m9-mstd0.5-inc1'."
             ) from error
-    if recipe.color_jitter:
-        steps.append(v2.ColorJitter(*[recipe.color_jitter] * 3))
+    if config.color_jitter:
+        steps.append(v2.ColorJitter(*[config.color_jitter] * 3))
     return v2.Compose([*steps, v2.PILToTensor()])
 
 
-def eval_transform(data: DataSet, recipe: Recipe) -> v2.Transform:
+def eval_transform(data: DataSet, config: DataConfig) -> v2.Transform:
     if data.in_memory:
         return v2.PILToTensor()
-    larger = round(data.image_size / recipe.test_crop)
+    larger = round(data.image_size / config.test_crop)
     resize = v2.Resize(larger, interpolation=InterpolationMode.BICUBIC, antialias=True)
     return v2.Compose([resize, v2.CenterCrop(data.image_size), v2.PILToTensor()])
 
 
-def _decoded(data: DataSet, recipe: Recipe) -> DataSet:
+def _decoded(data: DataSet, config: DataConfig) -> DataSet:
     """A set of files as one of arrays, each image resized and cropped to the middle once, as a WorkerFeed does it."""
     if data.in_memory:
         return data
-    training, testing = train_transform(data, recipe.replace(crop="none", flip=0.0)), eval_transform(data, recipe)
+    training, testing = train_transform(data, replace(config, crop="none", flip=0.0)), eval_transform(data, config)
 
     def decode(split: Split, transform: v2.Transform) -> Split:
-        with ThreadPoolExecutor(max(1, recipe.workers)) as pool:
+        with ThreadPoolExecutor(max(1, config.workers)) as pool:
             images = list(pool.map(lambda i: transform(open_image(split, i)), range(len(split))))
         return Split(torch.stack(images).permute(0, 2, 3, 1).contiguous(), split.labels)
 

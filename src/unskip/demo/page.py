@@ -164,7 +164,7 @@ def page(story: Story) -> str:
     commands = "\n".join(" ".join([*track.command[:-1], f"runs/{key}"]) for key, track in story.tracks.items())
     train, val, test = story.sizes
     made = ", ".join(f"{name} {value}" for name, value in versions().items())
-    recipe = story.recipe
+    optimizer, run = story.recipe.optimizer, story.recipe.run
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>unskip demo: {DEPTH} layers three ways</title><style>{STYLE}</style></head><body><main>
@@ -174,11 +174,11 @@ def page(story: Story) -> str:
 <div class="cards">{cards}</div>
 
 <h2>How they learn</h2>
-<p>One recipe for all: SGD with momentum {recipe.momentum:g}, batch {recipe.batch}, learning rate {recipe.lr:g} with
-{recipe.warmup_epochs:g} epochs of warm-up and a cosine, weight decay {recipe.weight_decay:g}, {recipe.epochs} epochs.
-It is the CIFAR recipe of the PNNH paper at half its batch and half its learning rate; the dashed line is the plain
-network with three times the epochs. Plain and residual differ in the skip connections and in nothing else. PNNH has
-none either; half of each block is a fixed coder, so it trains half the parameters.</p>
+<p>One recipe for all: SGD with momentum {optimizer.momentum:g}, batch {run.batch}, learning rate {optimizer.lr:g} with
+{optimizer.warmup_epochs:g} epochs of warm-up and a cosine, weight decay {optimizer.weight_decay:g}, {run.epochs}
+epochs. It is the CIFAR recipe of the PNNH paper at half its batch and half its learning rate; the dashed line is the
+plain network with three times the epochs. Plain and residual differ in the skip connections and in nothing else. PNNH
+has none either; half of each block is a fixed coder, so it trains half the parameters.</p>
 <figure>{drawing(draw_curves, story)}</figure>
 
 <h2>Why the plain one fails</h2>

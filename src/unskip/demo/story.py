@@ -23,11 +23,12 @@ from unskip import measures
 from unskip._core.rng import seeded
 from unskip.data.feed import make_feed
 from unskip.data.sets import DataSet, load
+from unskip.doctor.report import diagnose
 from unskip.models.about import frozen_weights, skips_left
+from unskip.models.build import NetworkConfig, build_network
 from unskip.train.checkpoint import RunFolder, explained, write_atomically
 from unskip.train.metrics import read_metrics
 from unskip.train.recipe import Recipe, load_recipe
-from unskip.train.runner import build_network
 
 RECIPE = "digits-pnnh-56"
 DEPTH = 56
@@ -152,24 +153,48 @@ def near_far_by_depth(network: torch.nn.Module, images: torch.Tensor, seed: int)
     return Layers(depth=[1 + 2 * i for i in range(len(paths))], ratio=ratio)
 
 
-def facts_about(network_name: str, recipe: Recipe, data: DataSet) -> Facts:
-    """Builds the network exactly as the run does, and looks at it before its first update."""
-    with seeded(recipe.seed):
-        network = build_network(recipe.replace(network=network_name), data)
-    feed = make_feed(data, recipe, device=torch.device("cpu"))
-    images, _ = next(feed.batches(0, 0))
+def at_start(model: str, recipe: Recipe, data: DataSet) -> torch.nn.Module:
+    """The network exactly as the run builds it, before its first update."""
+    with seeded(recipe.run.seed):
+        return build_network(NetworkConfig(model=model), num_classes=data.classes, in_chans=data.channels)
+
+
+def facts_about(model: str, recipe: Recipe, data: DataSet) -> Facts:
+    """What is known about a network before its first update."""
+    network = at_start(model, recipe, data)
+    images, _ = first_batch(recipe, data)
     return Facts(
         trained=sum(p.numel() for p in network.parameters() if p.requires_grad),
         frozen=frozen_weights(network),
         skips=skips_left(network),
-        layers=near_far_by_depth(network, images, recipe.seed),
+        layers=near_far_by_depth(network, images, recipe.run.seed),
     )
 
 
+def first_batch(recipe: Recipe, data: DataSet) -> tuple[torch.Tensor, torch.Tensor]:
+    return next(make_feed(data, recipe.data, **recipe.feeding).batches(0, 0))
+
+
+def write_doctor_page(seed: int, out: Path) -> Path:
+    """The doctor's page: the plain network beside PNNH, as they are before their first update."""
+    recipe = load_recipe(RECIPE, seed=seed)
+    data = load(recipe.data)
+    words = "the demo's first batch of digits"
+    plain, pnnh = (
+        diagnose(
+            at_start(way.network, recipe, data), *first_batch(recipe, data), name=way.network, data=words, seed=seed
+        )
+        for way in WAYS[:2]
+    )
+    page = out / "doctor.html"
+    plain.to_html(page, against=pnnh)
+    return page
+
+
 def start(way: Way, recipe: Recipe, seed: int, out: Path) -> Track:
-    epochs = way.longer * recipe.epochs
+    epochs = way.longer * recipe.run.epochs
     folder = out / way.key
-    overrides = ["--network", way.network, "--epochs", str(epochs), "--seed", str(seed), "--log-steps", "5"]
+    overrides = ["--model", way.network, "--epochs", str(epochs), "--seed", str(seed), "--log-steps", "5"]
     command = ["unskip", "train", RECIPE, *overrides, "--device", "cpu", "--out", str(folder)]
     return Track(way, command, epochs, folder)
 
@@ -191,7 +216,7 @@ def tell(seed: int, out: Path, show: Callable[[dict[str, Track]], None]) -> Stor
                 track.process = subprocess.Popen(
                     [sys.executable, "-m", *track.command], stdout=log, stderr=log, text=True, env=environment
                 )
-        data = load(recipe)
+        data = load(recipe.data)
         with one_thread():
             facts = {name: facts_about(name, recipe, data) for name in dict.fromkeys(way.network for way in WAYS)}
         while any(track.process is not None and track.process.poll() is None for track in tracks.values()):

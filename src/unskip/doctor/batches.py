@@ -12,10 +12,11 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 
 from unskip._core.errors import reason
 from unskip._core.modules import preserved
+from unskip.data.config import DataConfig
 from unskip.data.feed import open_image
-from unskip.data.sets import IMAGE_FILES, DataSet, Split, find_kind, load
+from unskip.data.readers import IMAGE_FILES
+from unskip.data.sets import DataSet, Split, find_kind, load
 from unskip.io.load import LoadedModel, Shape
-from unskip.train.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ def _picture_shape(shape: Shape) -> Shape | None:
 def _find(data: str) -> DataSet:
     """A data set by name, or by what lies at a path."""
     if data == "digits":
-        return load(Recipe(dataset="digits", val_fraction=0.0))
+        return load(DataConfig(dataset="digits", val_fraction=0.0))
     root = Path(data).expanduser()
     if not root.exists():
         raise ValueError(
@@ -99,7 +100,7 @@ def _find(data: str) -> DataSet:
     kind = find_kind(root)
     if kind is None:
         return _loose(root)
-    return load(Recipe(dataset=kind, val_fraction=0.0, check_files=False), root)
+    return load(DataConfig(dataset=kind, val_fraction=0.0, check_files=False), root)
 
 
 def _loose(root: Path) -> DataSet:

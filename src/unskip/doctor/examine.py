@@ -3,18 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from unskip._core import files
-from unskip._core.rng import seeded
-from unskip.data.feed import make_feed
-from unskip.data.sets import load
-from unskip.demo import story as demo
 from unskip.doctor.batches import load_batch
 from unskip.doctor.report import Report, diagnose
 from unskip.io.load import load_network, parse_shape
-from unskip.train.recipe import load_recipe
-from unskip.train.runner import build_network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,23 +42,6 @@ def examine(
         measures=showing.measures or None,
         seed=seed,
     )
-
-
-def examine_demo(seed: int, out: Path) -> Path:
-    """The doctor's page for the demo: its plain network beside PNNH, as they are before their first update."""
-    recipe = load_recipe(demo.RECIPE, seed=seed)
-    data = load(recipe)
-    images, targets = next(make_feed(data, recipe, device=torch.device("cpu")).batches(0, 0))
-    reports = {}
-    for way in demo.WAYS:
-        if way.key in ("plain", "pnnh"):
-            with seeded(seed):
-                network = build_network(recipe.replace(network=way.network), data)
-            words = "the demo's first batch of digits"
-            reports[way.key] = diagnose(network, images, targets, name=way.network, data=words, seed=seed)
-    page = out / "doctor.html"
-    reports["plain"].to_html(page, against=reports["pnnh"])
-    return page
 
 
 def check_free(out: Path | None, force: bool) -> None:

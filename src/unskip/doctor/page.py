@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import unskip
+from unskip._core.version import __version__
 from unskip.measures import Series
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _fill(reports: Sequence["Report"], step: int) -> str:
     names = [_text(report.name) for report in reports]
     parts = {
         "script_hashes": " ".join(f"'sha256-{_digest(script)}'" for script in scripts.values()),
-        "version": unskip.__version__,
+        "version": __version__,
         "title": f"{' and '.join(names)} · unskip doctor",
         "css": _asset("page.css"),
         "kind": "single" if len(reports) == 1 else "compare",
@@ -129,7 +129,7 @@ def _fill(reports: Sequence["Report"], step: int) -> str:
         "verdicts": "\n".join(_verdict(report, which, step) for which, report in enumerate(reports)),
         "numbers": _numbers(reports),
         "notes": _notes(reports, step),
-        "footer": f"Made by unskip {unskip.__version__} with PyTorch {_text(torch.__version__)}. Plots are drawn by "
+        "footer": f"Made by unskip {__version__} with PyTorch {_text(torch.__version__)}. Plots are drawn by "
         "Apache ECharts, which is part of this file.",
         "data": _script_json(_data(reports, step)),
         "echarts": scripts["echarts.min.js"],

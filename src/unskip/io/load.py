@@ -1,6 +1,5 @@
 """A network from a word of the command line: a name, a factory, a checkpoint."""
 
-import importlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import timm
-import torch
 import torchvision
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -17,19 +15,16 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from unskip._core.rng import seeded
 from unskip._core.text import nearest
-from unskip.data.sets import DataSet, Split
 from unskip.io import network_file as netfile
+from unskip.io.torch_file import FORMAT, read_torch_file
 from unskip.methods import resolve_method
 from unskip.models import ENTRIES, create_model
+from unskip.models.build import NetworkConfig, build_network, import_object
 from unskip.models.weights import Weights, names_with_weights
 from unskip.surgery import UnsupportedBlockError, plainify
-from unskip.train.checkpoint import FORMAT, read_torch_file
-from unskip.train.recipe import Recipe
-from unskip.train.runner import build_network
 
 Shape = tuple[int, ...]
 WEIGHT_FILES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
-NATIVE = {"digits": (1, 8), "cifar10": (3, 32), "cifar100": (3, 32), "fashion_mnist": (1, 28), "imagefolder": (3, 224)}
 GUESSED_SIDE = 32  # px, of images for a convolutional network that does not say what it reads
 GUESSED_STEPS = 32  # of a sequence, likewise
 OTHER_WEIGHTS = "To look at other weights name their network, and give the file with --weights."
@@ -207,14 +202,9 @@ def _from_factory(word: str, seed: int, command: str) -> LoadedModel:
         side = getattr(transforms, "crop_size", [224])[0]
         return LoadedModel(name=f"torchvision {name}", network=network, input_size=(3, side, side))
     try:
-        build: Any = importlib.import_module(module_name)
-        for part in name.split("."):
-            build = getattr(build, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"{command}: {word!r} can't be imported: {error}. It must be package.module:function, found from here (the "
-            "current folder counts), and the function must take no argument."
-        ) from error
+        build = import_object(word)
+    except ValueError as error:
+        raise ValueError(f"{command}: {error}") from error
     with seeded(seed):  # after the import, which may draw numbers of its own
         network = build if isinstance(build, nn.Module) else _call(build, word, command)
     if not isinstance(network, nn.Module):
@@ -267,33 +257,30 @@ def _from_run(path: Path, tested: bool, command: str) -> LoadedModel:
             f"Build it in Python, load {path.parent / 'weights.safetensors'} into it, and go on with unskip.export, "
             "unskip.fold or unskip.diagnose."
         )
-    recipe = Recipe().replace(**state["recipe"])
-    channels, side = NATIVE.get(recipe.dataset, (3, 0))
-    weights = state["network"]
-    reads = next((tensor.shape[1] for tensor in weights.values() if tensor.dim() == 4), channels)
-    origin = {"recipe": state["recipe"], "classes": state["data"]["classes"], "channels": reads}
-    network = _from_recipe(origin)
+    where = f"{command}: the recipe in {path}"
+    config = NetworkConfig.from_tables(state["recipe"], "network", where)
+    weights, size = state["network"], tuple(state["input_size"])
+    origin = {"recipe": state["recipe"], "classes": state["data"]["classes"], "channels": size[0]}
+    network = _from_recipe(config, origin, where)
     if tested and (path.parent / "weights.safetensors").is_file():
         path = path.parent / "weights.safetensors"
         weights = _state_dict(path, command)
     elif tested and state.get("ema") is not None:
         weights = state["ema"]
-    _load_weights(network, weights, path, recipe.network, command)
-    side = state.get("image_size") or recipe.image_size or side
-    return LoadedModel(
-        name=f"{recipe.network_in_words} of {path.parent.name or path}",
-        network=network,
-        input_size=(reads, side or GUESSED_SIDE, side or GUESSED_SIDE),
-        guessed=not side,
-        origin=origin,
-    )
+    _load_weights(network, weights, path, config.model, command)
+    name = f"{config} of {path.parent.name or path}"
+    return LoadedModel(name=name, network=network, input_size=size, origin=origin)
 
 
-def _from_recipe(origin: dict[str, Any]) -> nn.Module:
-    """The network of a run, with fresh weights."""
-    recipe = Recipe().replace(**origin["recipe"])
-    with seeded(recipe.seed):
-        return build_network(recipe, _sizes(recipe, origin["classes"], origin["channels"]))
+def _from_recipe(config: NetworkConfig, origin: dict[str, Any], where: str) -> nn.Module:
+    """The network of a run, with fresh weights. A recipe in a file that names code is refused."""
+    # What was fine-tuned needs no pretrained weights, since its own are loaded next.
+    config = replace(config, options={key: value for key, value in config.options.items() if key != "pretrained"})
+    try:
+        with seeded(0):
+            return build_network(config, num_classes=origin["classes"], in_chans=origin["channels"])
+    except ValueError as error:
+        raise ValueError(f"{where}: {error} {OTHER_WEIGHTS}") from error
 
 
 def _from_safetensors(path: Path, command: str) -> LoadedModel:
@@ -320,7 +307,9 @@ def _from_file(path: Path, header: netfile.Header, command: str) -> LoadedModel:
     """The network of a file that `unskip plainify` or `unskip fold` wrote."""
     try:
         if "recipe" in header.origin:
-            fresh = _from_recipe(header.origin)
+            where = f"{command}: the recipe in {path}"
+            config = NetworkConfig.from_tables(header.origin["recipe"], "network", where)
+            fresh = _from_recipe(config, header.origin, where)
         elif _is_factory(header.origin["word"]):
             raise ValueError(f"{command}: {path} asks to call {header.origin['word']!r}, and a file may name no code.")
         else:
@@ -350,15 +339,6 @@ def save_network(path: Path, subject: LoadedModel, *, proof: str, force: bool, c
         _from_file(file, written, command)
 
     return netfile.write(path, subject.network, header, read, force=force, command=command)
-
-
-def _sizes(recipe: Recipe, classes: int, channels: int) -> DataSet:
-    """A data set without images: what a network's builder needs to know."""
-    none = Split([], torch.empty(0, dtype=torch.int64))
-    return DataSet(
-        name=recipe.dataset, train=none, val=None, test=none, classes=classes, channels=channels,
-        image_size=recipe.image_size, mean=(), std=(),
-    )  # fmt: skip
 
 
 def _state_dict(path: Path, command: str) -> dict[str, Tensor]:

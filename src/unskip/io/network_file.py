@@ -21,6 +21,7 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor, nn
 
 from unskip._core.files import check_free, write_atomically
+from unskip._core.version import __version__
 from unskip.methods import method_options
 from unskip.models.weights import Weights
 from unskip.ship.fold import fold
@@ -122,9 +123,7 @@ def write(
         command: who asks, for messages.
     """
     check_path(path, force=force, command=command)
-    import unskip
-
-    about = {"format": FORMAT, "version": unskip.__version__, **asdict(header)}
+    about = {"format": FORMAT, "version": __version__, **asdict(header)}
     about["answer"] = _answer(network, header.input_size)
     # Tied weights are stored once for each name, so any loader finds them all.
     state = {key: value.detach().to("cpu").clone().contiguous() for key, value in network.state_dict().items()}

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from unskip._core.files import check_free
 from unskip._core.rng import seeded
-from unskip.data.feed import DeviceFeed, Feed, Share, WorkerFeed
+from unskip.data.config import DataConfig
+from unskip.data.feed import DeviceFeed, Feed, WorkerFeed
 from unskip.data.sets import DataSet, Split, find_kind, load
 from unskip.io import network_file as netfile
 from unskip.io.load import LoadedModel, Shape, load_network, note_on_weights, parse_shape, save_network
@@ -25,7 +26,6 @@ from unskip.ship.fold import Form, Refusal
 from unskip.ship.int8 import LIMIT, Bits
 from unskip.surgery import Cost, UnsupportedBlockError, cost, plainify
 from unskip.surgery.cost import on_meta, size
-from unskip.train.recipe import Recipe
 
 FoldFirst = Literal["auto", "dense", "fast", "no"]
 CALIBRATION = 512  # training images
@@ -269,11 +269,11 @@ def _feed(subject: LoadedModel, word: str) -> tuple[DataSet, Feed]:
     if root is not None and not root.exists():
         raise ValueError(f"export: --calibrate {word!r} is not 'digits', and there is no such file or folder.")
     if "recipe" in subject.origin:
-        recipe = Recipe().replace(**subject.origin["recipe"])
-        if (root is None) != (recipe.dataset == "digits"):
+        config = DataConfig.from_tables(subject.origin["recipe"], "data", f"export: the recipe of {subject.name}")
+        if (root is None) != (config.dataset == "digits"):
             right = "digits" if root is not None else "the file or folder with them"
             raise ValueError(
-                f"export: {subject.name} was trained on {recipe.dataset}, and is calibrated on images of the same "
+                f"export: {subject.name} was trained on {config.dataset}, and is calibrated on images of the same "
                 f"set, prepared as they were: give --calibrate {right} instead of {word!r}. From Python, "
                 "unskip.ship.quantize takes any tensor."
             )
@@ -284,13 +284,13 @@ def _feed(subject: LoadedModel, word: str) -> tuple[DataSet, Feed]:
                 f"export: --calibrate {word!r} is no data set that `unskip train` reads: an .npz file, CIFAR, "
                 "Fashion-MNIST, or a folder with train/<class> and val/<class>."
             )
-        recipe = Recipe(dataset=kind, val_fraction=0.0)
+        config = DataConfig(dataset=kind, val_fraction=0.0)
     side = subject.input_size[-1]
-    recipe = recipe.replace(
-        image_size=side, check_files=False, channels_last=False, batch=1, mixup=0.0, cutmix=0.0,
-        workers=min(recipe.workers, os.cpu_count() or 1),  # that run may have had more cores; PyTorch would warn
+    config = replace(
+        config, image_size=side, check_files=False, mixup=0.0, cutmix=0.0,
+        workers=min(config.workers, os.cpu_count() or 1),  # that run may have had more cores; PyTorch would warn
     )  # fmt: skip
-    data = load(recipe, root, option="--calibrate")
+    data = load(config, root, option="--calibrate")
     if (data.channels, data.image_size, data.image_size) != subject.input_size:
         raise ValueError(
             f"export: {subject.name} reads inputs of shape {subject.input_size}, and the images of --calibrate "
@@ -298,7 +298,7 @@ def _feed(subject: LoadedModel, word: str) -> tuple[DataSet, Feed]:
         )
     # Of a folder of files only those are read that are asked for.
     reads = DeviceFeed if data.in_memory else WorkerFeed
-    return data, reads(data, recipe, device=torch.device("cpu"), dtype=torch.float32, share=Share())
+    return data, reads(data, config, batch=1)
 
 
 def _real(feed: Feed, split: Split) -> Iterator[tuple[Tensor, Tensor]]:

@@ -14,12 +14,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unskip._core.rng import seeded
-from unskip.data.feed import Share, make_feed
+from unskip.data.feed import make_feed
 from unskip.data.sets import DataSet, Split
+from unskip.models.build import build_network
 from unskip.train.optim import Rates
 from unskip.train.recipe import Recipe
 
 EPS, MOMENTUM = 1e-5, 0.1  # of nn.BatchNorm1d
+OWN = ("lr", "seed", "max_norm", "options", "schedule", "min_lr")  # fields in which the recipes may differ
 
 
 # ---------------------------------------------------------------- the arithmetic of one layer and one update
@@ -73,14 +75,14 @@ class Crowd:
     ) -> None:
         self.recipes, self.data, self.device, self.dtype = list(recipes), data, device, dtype
         one = self.one = recipes[0]
-        self.norm = bool(one.options["norm"])
+        self.norm = bool(one.network.options["norm"])
         for recipe in recipes:
-            same = one.replace(lr=recipe.lr, seed=recipe.seed, max_norm=recipe.max_norm, options=recipe.options)
-            assert same.replace(schedule=recipe.schedule, min_lr=recipe.min_lr) == recipe, "these differ in shape"
-            assert recipe.options["norm"] == self.norm
+            own = {name: value for name, value in recipe.flat().items() if name in OWN}
+            assert one.replace(**own) == recipe, "these differ in shape"
+            assert recipe.network.options["norm"] == self.norm
 
-        self.feeds = {r.seed: make_feed(data, r, device=device, dtype=dtype, share=Share(0, 1)) for r in recipes}
-        self.feed = self.feeds[one.seed]
+        self.feeds = {r.run.seed: make_feed(data, r.data, **r.feeding, device=device, dtype=dtype) for r in recipes}
+        self.feed = self.feeds[one.run.seed]
         self.images, self.labels = self.read(data.train)
         self.held = {"train": (self.images, self.labels), "test": self.read(data.test)}
         if data.val is not None:
@@ -116,10 +118,10 @@ class Crowd:
             return torch.tensor(values, device=device, dtype=dtype)
 
         self.slope = each([getattr(net[0].act, "negative_slope", 0.0) for net in layers]).view(n, 1, 1)
-        self.limit = each([recipe.max_norm or math.inf for recipe in recipes]).view(n, 1, 1)
-        self.lr = each([recipe.lr for recipe in recipes])
+        self.limit = each([recipe.optimizer.max_norm or math.inf for recipe in recipes]).view(n, 1, 1)
+        self.lr = each([recipe.optimizer.lr for recipe in recipes])
         self.loss = torch.zeros_like(self.lr)
-        self.index = torch.zeros(n, one.batch, dtype=torch.int64, device=device)
+        self.index = torch.zeros(n, one.run.batch, dtype=torch.int64, device=device)
         self.done = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.normed_layer, self.bare_layer, self.descend_hidden = normed_layer, bare_layer, descend_hidden
@@ -129,15 +131,15 @@ class Crowd:
 
     def build(self) -> list[Any]:
         """The library's networks. Those with the same seed and options are the same."""
-        from unskip.train.runner import build_network  # Accelerate takes seconds to import
-
         made: dict[str, Any] = {}
         for recipe in self.recipes:
-            key = f"{recipe.seed} {recipe.options}"
+            key = f"{recipe.run.seed} {recipe.network.options}"
             if key not in made:
-                with seeded(recipe.seed):
-                    made[key] = build_network(recipe, self.data)
-        return [made[f"{recipe.seed} {recipe.options}"] for recipe in self.recipes]
+                with seeded(recipe.run.seed):
+                    made[key] = build_network(
+                        recipe.network, num_classes=self.data.classes, in_chans=self.data.channels
+                    )
+        return [made[f"{recipe.run.seed} {recipe.network.options}"] for recipe in self.recipes]
 
     def read(self, split: Split) -> tuple[Tensor, Tensor]:
         """(images, pixels) as the network reads them, and labels."""
@@ -171,7 +173,7 @@ class Crowd:
                 batch = x.shape[2]
                 self.mean.lerp_(torch.stack(means).squeeze(-1), MOMENTUM)
                 self.var.lerp_(torch.stack(variances).squeeze(-1) * (batch / (batch - 1)), MOMENTUM)
-            how = self.one.momentum, self.one.weight_decay
+            how = self.one.optimizer.momentum, self.one.optimizer.weight_decay
             rate = self.lr.view(-1, 1, 1)
             for i, (p, g, v) in enumerate(zip(self.params, grads, self.velocities, strict=True)):
                 if i < len(self.weights):  # hidden units
@@ -204,7 +206,7 @@ class Crowd:
                 t.copy_(old)
 
     @torch.no_grad()
-    def settle(self) -> None:
+    def recalibrate_batchnorm(self) -> None:
         """Measures BatchNorm's statistics anew, as swa_utils.update_bn with all training images as one batch.
 
         Then each layer's statistics are those of what it reads in eval mode. Averages over batches of 128 are not: each
@@ -239,26 +241,26 @@ class Crowd:
 
     def rates(self) -> Tensor:
         """(steps, N) learning rates of the recipes' schedules."""
-        total = self.one.epochs * self.feed.steps
+        total = self.one.run.epochs * self.feed.steps
         made: dict[tuple[float, str], list[float]] = {}
         for recipe in self.recipes:
-            key = recipe.lr, recipe.schedule
+            key = recipe.optimizer.lr, recipe.optimizer.schedule
             if key not in made:
-                rates = Rates(recipe, self.feed.steps)
+                rates = Rates(recipe.optimizer, recipe.run.epochs, self.feed.steps)
                 made[key] = [rates[step] for step in range(total)]
-        columns = [made[recipe.lr, recipe.schedule] for recipe in self.recipes]
+        columns = [made[recipe.optimizer.lr, recipe.optimizer.schedule] for recipe in self.recipes]
         return torch.tensor(columns, dtype=self.dtype).T.contiguous().to(self.device)
 
     def train(self) -> Iterator[int]:
         """All epochs of the recipes; yields the number of each one that is over (on a GPU: that is queued)."""
-        rates, steps = self.rates(), self.feed.steps
+        rates, steps, run = self.rates(), self.feed.steps, self.one.run
         seeds = list(self.feeds)
         orders = torch.stack([
-            torch.cat([self.feeds[seed].order(epoch) for epoch in range(self.one.epochs)]).view(-1, self.one.batch)
+            torch.cat([self.feeds[seed].order(epoch) for epoch in range(run.epochs)]).view(-1, run.batch)
             for seed in seeds
         ], 1).to(self.device)  # (all steps, seeds, batch)  # fmt: skip
-        mine = torch.tensor([seeds.index(recipe.seed) for recipe in self.recipes], device=self.device)
-        for epoch in range(self.one.epochs):
+        mine = torch.tensor([seeds.index(recipe.run.seed) for recipe in self.recipes], device=self.device)
+        for epoch in range(run.epochs):
             for _ in range(steps):
                 torch.index_select(orders[self.done], 0, mine, out=self.index)
                 self.lr.copy_(rates[self.done])

@@ -5,17 +5,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from unskip.data.config import DataConfig
 from unskip.data.sets import DataSet, load
-from unskip.train.recipe import Recipe
 
 IN_MEMORY = ("digits", "cifar10", "cifar100", "fashion_mnist", "npz")
 
 
 def load_set(dataset: str, data: Path | None, *, size: int = 32) -> DataSet:
-    """A data set of unskip.train, with images brought to `size` px."""
+    """A data set of `unskip.data`, with images brought to `size` px."""
     if dataset not in IN_MEMORY:
         raise ValueError(f"reproduce: dataset={dataset!r} must be one of {', '.join(IN_MEMORY)}.")
-    return load(Recipe(dataset=dataset, image_size=size), data)  # type: ignore[arg-type]
+    return load(DataConfig(dataset=dataset, image_size=size), data)
 
 
 def sample_images(data: DataSet, count: int, *, channels: int | None = None) -> Tensor:

@@ -58,14 +58,14 @@ def trained(name: str, weights: Path | None, data: DataSet, config: Figure3) -> 
     if weights is None:
         from unskip.train import run  # Accelerate takes seconds to import
 
-        recipe = Recipe(
-            network=name, dataset=config.dataset, image_size=config.size, epochs=config.epochs, batch=32, lr=0.01,  # type: ignore[arg-type]
+        recipe = Recipe.of(
+            model=name, dataset=config.dataset, image_size=config.size, epochs=config.epochs, batch=32, lr=0.01,
             weight_decay=1e-4, decay_all=True, val_fraction=0.0, seed=config.seed, device="cpu",
         )  # fmt: skip
         torch.manual_seed(config.seed)
         network = create_model(name, num_classes=data.classes, in_chans=data.channels)
         with tempfile.TemporaryDirectory() as folder:
-            result = run(recipe, network=network, data=data, out=Path(folder) / name, silent=True)
+            result = run(recipe, model=network, data=data, out=Path(folder) / name, silent=True)
         return network, f"{config.epochs} epochs on {data.name}, test error {result.test_error:.1f} %"
     try:
         state = load_file(weights)

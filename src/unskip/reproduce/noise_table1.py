@@ -28,7 +28,7 @@ def table1_rows() -> list[Row]:
                 Row(
                     name=f"simplified_{kind}{depth}",
                     label=f"{column}, {depth} layers",
-                    recipe=base.replace(network=f"simplified_{kind}{depth}"),
+                    recipe=base.replace(model=f"simplified_{kind}{depth}"),
                     error=round(100 * error, 2),
                 )
             )

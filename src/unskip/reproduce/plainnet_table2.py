@@ -1,9 +1,9 @@
 """Oyedotun et al. 2020, Table II (section VI.C): 100-layer MLPs on USPS, with and without BatchNorm, LReLU, max-norm.
 
 1. Select: each row at seven learning rates of the paper's range [0.0001-0.1], one seed, on nine tenths of the training
-   images; the rate with the lowest validation error (eval mode, norms settled) is the row's.
+   images; the rate with the lowest validation error (eval mode, BatchNorm recalibrated) is the row's.
 2. Final: each row at its rate, on all training images, otherwise by the recipe `usps-plainnet-100`. Errors are those of
-   the last epoch, in eval mode, with BatchNorm's running statistics as they are and settled (`Crowd.settle`).
+   the last epoch, in eval mode, with BatchNorm's running statistics as they are and recalibrated.
 
 The paper mentions no schedule. `--schedule constant` takes its range for rates to choose from; `cosine` also as the
 range that the rate falls through, from the chosen one to 0.0001. All networks train side by side
@@ -105,9 +105,13 @@ class Row:
         )
 
     def recipe(self, base: Recipe, **changes: Any) -> Recipe:
-        options = {**base.options, "norm": self.norm, "activation": "lrelu" if self.leaky else "relu"}
-        limits = {"max_norm": base.max_norm if self.max_norm else 0.0, "settle": base.settle if self.norm else 0}
-        return base.replace(options=options, **limits, **changes)
+        options = {**base.network.options, "norm": self.norm, "activation": "lrelu" if self.leaky else "relu"}
+        return base.replace(
+            options=options,
+            max_norm=base.optimizer.max_norm if self.max_norm else 0.0,
+            recalibrate_batchnorm=base.run.recalibrate_batchnorm if self.norm else 0,
+            **changes,
+        )
 
 
 ROWS = tuple(Row.printed(str(row["components"])) for row in TABLE.rows)
@@ -132,13 +136,14 @@ class Curves:
     def results(self) -> list[dict[str, Any]]:
         """After the last look, which waited for the last epoch."""
         train = self.crowd.error("train")
-        self.crowd.settle()
+        self.crowd.recalibrate_batchnorm()
         settled = {f"settled_{split}_error": self.crowd.error(split) for split in ("train", self.split)}
         return [
             {
                 **{name: number(errors[i]) for name, errors in settled.items()},
-                "row": row.name, "lr": recipe.lr, "schedule": recipe.schedule, "seed": recipe.seed,
-                "epochs": recipe.epochs, "train_error": number(train[i]), f"{self.split}_error": self.errors[-1][i],
+                "row": row.name, "lr": recipe.optimizer.lr, "schedule": recipe.optimizer.schedule,
+                "seed": recipe.run.seed, "epochs": recipe.run.epochs,
+                "train_error": number(train[i]), f"{self.split}_error": self.errors[-1][i],
                 "curve": {
                     "epoch": self.epochs,
                     "loss": [losses[i] for losses in self.losses],
@@ -159,7 +164,7 @@ def side_by_side(
     built = time.perf_counter()
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # what was made on the main stream is there for the others
-    total = jobs[0][1].epochs
+    total = jobs[0][1].run.epochs
     runs = [(each, each.crowd.train()) for each in crowds]
     for epoch in range(1, total + 1):
         for each, run in runs:
@@ -184,7 +189,7 @@ def number(value: float, digits: int = 3) -> float | None:
 
 
 def select(results: list[dict[str, Any]]) -> dict[str, float]:
-    """The rate of each row: lowest validation error with settled norms; a diverged network counts as 100 %."""
+    """The rate of each row: lowest validation error with recalibrated BatchNorm; a diverged network counts as 100 %."""
     best: dict[str, float] = {}
     for row in ROWS:
         mine = [r for r in results if r["row"] == row.name]
@@ -199,7 +204,7 @@ def table(final: list[dict[str, Any]]) -> str:
     """Markdown: the paper's errors beside ours, mean and range over seeds."""
     lines = [
         "| components | paper: train / test error % | rate | our train error % (range) | our test error % (range) "
-        "| train, settled | test, settled |",
+        "| train, recalibrated | test, recalibrated |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for row in ROWS:
@@ -252,11 +257,11 @@ def table2(config: Table2, folder: Path) -> Outcome:
     rows, base = config.chosen(), config.recipe()
     settings = {key: value for key, value in asdict(config).items() if key not in ("data", "device")}
     choosing = base.replace(epochs=config.select_epochs, val_fraction=0.1)
-    last = base.replace(epochs=base.epochs if config.epochs is None else config.epochs, val_fraction=0.0)
+    last = base.replace(epochs=base.run.epochs if config.epochs is None else config.epochs, val_fraction=0.0)
 
     def choose() -> list[dict[str, Any]]:
         jobs = [(row, row.recipe(choosing, lr=lr)) for row in rows for lr in RATES]
-        return side_by_side(jobs, load(choosing, config.data), device, say, max(1, config.select_epochs // 20))
+        return side_by_side(jobs, load(choosing.data, config.data), device, say, max(1, config.select_epochs // 20))
 
     selected = kept(folder / "runs" / "select.json", settings, choose)
     best = select(selected)
@@ -265,13 +270,13 @@ def table2(config: Table2, folder: Path) -> Outcome:
     def finish() -> list[dict[str, Any]]:
         seeds = range(config.seeds)
         jobs = [(row, row.recipe(last, lr=best[row.name], seed=seed)) for row in rows for seed in seeds]
-        return side_by_side(jobs, load(last, config.data), device, say, max(1, last.epochs // 30))
+        return side_by_side(jobs, load(last.data, config.data), device, say, max(1, last.run.epochs // 30))
 
     final = kept(folder / "runs" / "final.json", settings, finish)
     lines = table(final).splitlines()
     about = (
-        f"{config.depth} layers, {last.epochs} epochs (the paper's: {base.epochs}), {config.schedule} rate, chosen on "
-        f"validation after {config.select_epochs}; n = {config.seeds}, mean (smallest to largest). Data: "
+        f"{config.depth} layers, {last.run.epochs} epochs (the paper's: {base.run.epochs}), {config.schedule} rate, "
+        f"chosen on validation after {config.select_epochs}; n = {config.seeds}, mean (smallest to largest). Data: "
         f"{config.dataset if config.data is None else config.data.name}."
     )
     found = versions()

@@ -31,7 +31,7 @@ def table3_rows() -> list[Row]:
             Row(
                 name=network or f"{model} {layers}",
                 label=f"{model}, {layers} layers",
-                recipe=None if network is None else load_recipe(recipe, network=network),
+                recipe=None if network is None else load_recipe(recipe, model=network),
                 error=printed["test_error"],
                 params=printed["params"],
             )

@@ -36,7 +36,7 @@ def figure3_rows() -> list[Row]:
         for depth in DEPTHS:
             name = kind.format(depth)
             paper = printed.get(name, Row(name=name, label=""))
-            recipe = load_recipe("cifar10-pnnh-110", network=name)
+            recipe = load_recipe("cifar10-pnnh-110", model=name)
             rows.append(
                 Row(
                     name=name,

@@ -37,7 +37,7 @@ def table1_rows(dataset: str = "cifar10") -> list[Row]:
             Row(
                 name=network or architecture,
                 label=architecture,
-                recipe=None if network is None else load_recipe("cifar10-pnnh-110", network=network),
+                recipe=None if network is None else load_recipe("cifar10-pnnh-110", model=network),
                 error=printed[f"{column}_error"],
                 spread=printed[f"{column}_spread"],
                 params=printed["params"],
@@ -45,14 +45,14 @@ def table1_rows(dataset: str = "cifar10") -> list[Row]:
         )
     wide = "pnnh_resnet110_wide"
     ours: dict[str, tuple[str, dict[str, Any]]] = {
-        wide: ("ours: PNNH-110, wide", {"network": wide}),
+        wide: ("ours: PNNH-110, wide", {"model": wide}),
         "pnnh_paper_resnet110": (
             "ours: PNNH-110, the paper's literal setting",
-            {"network": "resnet110", "method": "pnnh_paper"},
+            {"model": "resnet110", "method": "pnnh_paper"},
         ),
         "residual_half_resnet110": (
             "ours: upper bound, the learners of PNNH-110 beside whole skips",
-            {"network": "resnet110", "method": "residual_half"},
+            {"model": "resnet110", "method": "residual_half"},
         ),
     }
     for name, (label, fields) in ours.items():

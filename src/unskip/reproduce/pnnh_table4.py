@@ -53,7 +53,7 @@ def table4_rows(method: str, depth: int) -> list[Row]:
 
     def recipe(row: Row) -> Row:
         options = {"pretext": row.name}
-        base = load_recipe("cifar10-pnnh-110", network=f"resnet{depth}", method=method, options=options)
+        base = load_recipe("cifar10-pnnh-110", model=f"resnet{depth}", method=method, options=options)
         return Row(name=row.name, label=row.label, error=row.error, recipe=base)
 
     return [recipe(row) for row in rows]

@@ -16,8 +16,9 @@ import torch
 from matplotlib.figure import Figure
 from rich.console import Console
 
-import unskip
+from unskip._core.config import to_toml
 from unskip._core.text import nearest
+from unskip._core.version import __version__
 from unskip.data.sets import load
 from unskip.reproduce.images import IN_MEMORY
 from unskip.reproduce.papers import Cell
@@ -91,18 +92,18 @@ class Row:
     params: Cell = None  # millions, as the paper prints it
 
 
-def settled(recipe: Recipe, config: Trained, seed: int) -> Recipe:
+def run_recipe(recipe: Recipe, config: Trained, seed: int) -> Recipe:
     """The recipe of one run: the paper's, but for what the user and the machine want otherwise."""
-    epochs = recipe.epochs if config.epochs is None else config.epochs
+    epochs = recipe.run.epochs if config.epochs is None else config.epochs
     return recipe.replace(
         dataset=config.dataset,
         epochs=epochs,
-        milestones=tuple(max(1, round(m * epochs / recipe.epochs)) for m in recipe.milestones),
-        warmup_epochs=min(recipe.warmup_epochs, epochs),
-        weight_decay=recipe.weight_decay if config.weight_decay is None else config.weight_decay,
+        milestones=tuple(max(1, round(m * epochs / recipe.run.epochs)) for m in recipe.optimizer.milestones),
+        warmup_epochs=min(recipe.optimizer.warmup_epochs, epochs),
+        weight_decay=recipe.optimizer.weight_decay if config.weight_decay is None else config.weight_decay,
         seed=seed,
         device="auto" if config.gpu else "cpu",
-        precision=recipe.precision if config.gpu else "fp32",
+        precision=recipe.run.precision if config.gpu else "fp32",
         cuda_graph=config.gpu,
         compile="blocks" if config.compile else "no",
     )
@@ -119,12 +120,12 @@ def chosen(rows: Sequence[Row], config: Trained) -> list[Row]:
 def train_rows(rows: Sequence[Row], config: Trained, folder: Path) -> dict[str, list[Finished]]:
     """The runs of each row that is to run, one a seed."""
     recipes = {
-        f"{row.name}_s{seed}": settled(row.recipe, config, seed)
+        f"{row.name}_s{seed}": run_recipe(row.recipe, config, seed)
         for seed in range(config.seeds)  # so that every row has a first number early
         for row in rows
         if row.recipe is not None
     }
-    data = load(next(iter(recipes.values())), config.data)  # what is wrong with it is said before anything starts
+    data = load(next(iter(recipes.values())).data, config.data)  # what is wrong with it is said before anything starts
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for note in data.notes:
         console.print(f"Note: {note}.", markup=False)
@@ -209,7 +210,7 @@ def difference(
 
 
 def versions() -> dict[str, str]:
-    found = {"unskip": unskip.__version__, "python": sys.version.split()[0]}
+    found = {"unskip": __version__, "python": sys.version.split()[0]}
     found |= {name: version(name) for name in ("torch", "torchvision", "timm", "accelerate")}
     return found | {"device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"}
 
@@ -227,7 +228,7 @@ def outcome(
     """Table, record and README of what was trained. `datasets` are those that the paper's numbers are of."""
     table = markdown(rows, runs)
     papers = " or ".join(
-        str(epochs) for epochs in sorted({row.recipe.epochs for row in rows if row.recipe is not None})
+        str(epochs) for epochs in sorted({row.recipe.run.epochs for row in rows if row.recipe is not None})
     )
     about = [
         f"Epochs: {config.epochs or papers} (the paper's: {papers}). Seeds: {config.seeds} a row; ± is the standard "
@@ -256,7 +257,7 @@ def outcome(
         "`unskip.train.Recipe`, for seed 0:",
         "",
         *[
-            f"- {row.name}: {changes(Recipe(), settled(row.recipe, config, 0))}"
+            f"- {row.name}: {changes(Recipe(), run_recipe(row.recipe, config, 0))}"
             for row in rows
             if row.recipe is not None
         ],
@@ -277,5 +278,5 @@ def outcome(
 
 def changes(base: Recipe, other: Recipe) -> str:
     """The fields in which a recipe differs from another, as TOML."""
-    before, after = (dict(line.split(" = ", 1) for line in r.to_toml().splitlines()) for r in (base, other))
-    return ", ".join(f"`{key} = {value}`" for key, value in after.items() if before[key] != value)
+    before, after = base.flat(), other.flat()
+    return ", ".join(f"`{key} = {to_toml(value)}`" for key, value in after.items() if before[key] != value)

@@ -63,7 +63,7 @@ def train_all(
     if len(left) < len(recipes):
         say(f"{len(recipes) - len(left)} of {len(recipes)} runs are done already.")
     if left:
-        epochs = " or ".join(map(str, sorted({recipes[name].epochs for name in left})))
+        epochs = " or ".join(map(str, sorted({recipes[name].run.epochs for name in left})))
         say(f"Runs to train: {len(left)} (epochs: {epochs}), {at_once} at a time. What each prints: {folder / 'logs'}")
     crew = WorkerPool(folder, data, threads=max(1, (os.cpu_count() or 1) // at_once))
     failures = []

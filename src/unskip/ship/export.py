@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from unskip._core.errors import RUN_ERRORS, reason
 from unskip._core.files import check_free, write_atomically
 from unskip._core.modules import unwrap
+from unskip._core.version import __version__
 from unskip.methods.registry import method_name
 from unskip.ship.verify import TOLERANCE, difference, in_words
 
@@ -266,9 +267,7 @@ def quiet() -> Iterator[None]:
 
 
 def _about(network: nn.Module, example: Tensor) -> dict[str, str]:
-    import unskip
-
-    about = {"unskip": unskip.__version__, "torch": torch.__version__, "network": type(network).__name__}
+    about = {"unskip": __version__, "torch": torch.__version__, "network": type(network).__name__}
     surgery, folding = getattr(network, "surgery", None), getattr(network, "folding", None)
     if surgery is not None:
         about |= {"method": method_name(surgery.method), "options": json.dumps(asdict(surgery.method), default=str)}

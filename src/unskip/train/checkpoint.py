@@ -10,8 +10,6 @@ curves.png            loss and error over the run, at its end
 
 import functools
 import os
-import pickle
-import zipfile
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +20,8 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from unskip._core import files
-from unskip._core.errors import reason
+from unskip.io.torch_file import FORMAT, read_torch_file
 
-FORMAT = "unskip-checkpoint-1"
 Resume = Literal["never", "auto"]
 
 
@@ -92,37 +89,13 @@ class RunFolder:
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """A checkpoint that has been checked: whole, and one of ours. No code in it can run."""
-    state = read_torch_file(path)
+    state = read_torch_file(path, command="train", way_out=START_ANEW)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         kind = state.get("format", "other keys") if isinstance(state, dict) else type(state).__name__
         raise ValueError(
             f"train: {path} is no checkpoint of unskip: it holds {kind!r} where {FORMAT!r} is expected. {START_ANEW}"
         )
     return state
-
-
-def read_torch_file(path: Path, *, command: str = "train", way_out: str = START_ANEW) -> Any:
-    """What torch.save wrote, if the file is whole and holds nothing but tensors and plain values."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # torch.load does not look at checksums
-        if damaged is not None:
-            raise ValueError(f"{command}: {path} is damaged: the checksum of {damaged} is wrong. {way_out}")
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise ValueError(f"{command}: {path} can't be read: {error.strerror or error}. {way_out}") from error
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"{command}: {path} is damaged, or no checkpoint at all: {error}. {way_out}") from error
-    except pickle.UnpicklingError as error:
-        # Not torch's own words, which recommend to run what is in the file.
-        raise ValueError(
-            f"{command}: {path} is no checkpoint of unskip, or damaged: it holds more than tensors and plain values. "
-            f"That would be code, and is not run. {way_out}"
-        ) from error
-    except (RuntimeError, EOFError, KeyError, AttributeError, IndexError) as error:
-        raise ValueError(
-            f"{command}: {path} is no checkpoint of unskip, or damaged: {reason(error)}. {way_out}"
-        ) from error
 
 
 def check_same(found: dict[str, Any], asked: dict[str, Any], what: str, path: Path) -> None:

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from unskip._core import rng
-from unskip.train.recipe import Recipe
+from unskip.train.recipe import Recipe, RunConfig
 
 
 def make_accelerator(recipe: Recipe) -> Accelerator:
@@ -32,23 +32,22 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     handlers: list[Any] = [
         # Each process keeps its own batch statistics; they are averaged before they are used (see average_norms).
         DistributedDataParallelKwargs(broadcast_buffers=False),
-        AutocastKwargs(cache_enabled=not recipe.cuda_graph),  # a recorded update must cast anew at each replay
+        AutocastKwargs(cache_enabled=not recipe.run.cuda_graph),  # a recorded update must cast anew at each replay
     ]
-    precision = recipe.precision if recipe.precision in ("bf16", "fp16") else "no"
-    accelerator = Accelerator(mixed_precision=precision, cpu=recipe.device == "cpu", kwargs_handlers=handlers)
+    precision = recipe.run.precision if recipe.run.precision in ("bf16", "fp16") else "no"
+    accelerator = Accelerator(mixed_precision=precision, cpu=recipe.run.device == "cpu", kwargs_handlers=handlers)
     where = accelerator.device.type
-    if recipe.device == "cuda" and where != "cuda":
+    if recipe.run.device == "cuda" and where != "cuda":
         raise ValueError("recipe: device='cuda', but PyTorch finds no GPU here. Use 'auto' or 'cpu'.")
-    if recipe.precision == "fp16" and where != "cuda":
+    if recipe.run.precision == "fp16" and where != "cuda":
         raise ValueError(f"recipe: precision='fp16' needs a GPU, and this runs on {where}. Use 'bf16' or 'fp32'.")
-    if recipe.sync_bn and where != "cuda":
+    if recipe.run.sync_bn and where != "cuda":
         raise ValueError(f"recipe: sync_bn=true needs GPUs, and this runs on {where}. Set sync_bn=false.")
     sharded = accelerator.distributed_type == DistributedType.FSDP
     for name in ("ema", "orthogonal", "max_norm", "decay_from"):
-        if sharded and getattr(recipe, name) not in (0.0, "zero"):
-            raise ValueError(
-                f"recipe: {name}={getattr(recipe, name)} needs whole weights, and FSDP shards them. Use DDP."
-            )
+        value = getattr(recipe.optimizer, name)
+        if sharded and value not in (0.0, "zero"):
+            raise ValueError(f"recipe: {name}={value} needs whole weights, and FSDP shards them. Use DDP.")
     return accelerator
 
 
@@ -58,22 +57,22 @@ def is_main() -> bool:
 
 
 @contextmanager
-def settled(recipe: Recipe) -> Iterator[None]:
+def seeded_run(config: RunConfig) -> Iterator[None]:
     """Seeds and determinism for a run. Afterwards the global generators and flags are what they were."""
     benchmark, deterministic = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    with rng.seeded(recipe.seed):
+    with rng.seeded(config.seed):
         try:
-            torch.backends.cudnn.benchmark = not recipe.deterministic
-            if recipe.deterministic:
+            torch.backends.cudnn.benchmark = not config.deterministic
+            if config.deterministic:
                 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS is deterministic with this alone
                 torch.use_deterministic_algorithms(True)
             yield
         finally:
             torch.backends.cudnn.benchmark = benchmark
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-            if recipe.deterministic and workspace is None:
+            if config.deterministic and workspace is None:
                 os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
             elif workspace is not None:
                 os.environ["CUBLAS_WORKSPACE_CONFIG"] = workspace

@@ -11,38 +11,38 @@ from torch import Tensor, nn
 from unskip._core.text import nearest
 from unskip.train.params import param_groups
 from unskip.train.penalties import unit_weights
-from unskip.train.recipe import Recipe
+from unskip.train.recipe import OptimizerConfig
 
 CAPTURABLE = ("sgd", "adam", "adamw")  # optimizers whose update can be part of a CUDA graph
 
 
-def recipe_groups(network: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """Parameter groups with weight decay and `lr_scale`: what `param_groups` makes, divided by `recipe.lr_scales`.
+def scaled_groups(network: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Parameter groups with weight decay and `lr_scale`: what `param_groups` makes, divided by `lr_scales`.
 
     The first pattern that matches a parameter's name decides; a pattern may name a module (`layer3` is `layer3.*`).
     A pattern that matches nothing is refused. A factor of 0 leaves a parameter out, so it stays as it is.
     """
     names = {id(p): name for name, p in network.named_parameters()}
     shifted: set[int] = set()
-    if recipe.decay_from != "zero":  # these decay through a penalty
+    if config.decay_from != "zero":  # these decay through a penalty
         shifted = {id(p) for p in unit_weights(network)}
     used: set[str] = set()
     groups: dict[tuple[float, float], dict[str, Any]] = {}
-    for group in param_groups(network, recipe.weight_decay, decay_all=recipe.decay_all):
+    for group in param_groups(network, config.weight_decay, decay_all=config.decay_all):
         for p in group["params"]:
-            pattern = next((pattern for pattern in recipe.lr_scales if _matches(names[id(p)], pattern)), None)
+            pattern = next((pattern for pattern in config.lr_scales if _matches(names[id(p)], pattern)), None)
             used.update(() if pattern is None else (pattern,))
-            scale = 1.0 if pattern is None else recipe.lr_scales[pattern]
+            scale = 1.0 if pattern is None else config.lr_scales[pattern]
             decay = 0.0 if id(p) in shifted else group["weight_decay"]
             same = groups.setdefault((scale, decay), {"params": [], "weight_decay": decay, "lr_scale": scale})
             same["params"].append(p)
-    for pattern in recipe.lr_scales:
+    for pattern in config.lr_scales:
         if pattern not in used:
-            raise ValueError(f"recipe: lr_scales has {pattern!r}, which matches no parameter of {recipe.network!r}.")
+            raise ValueError(f"recipe: lr_scales has {pattern!r}, which matches no parameter of the network.")
     left = [group for (scale, _), group in groups.items() if scale]
     if not left:
         raise ValueError(
-            f"recipe: nothing of the network is left to train: lr_scales={recipe.lr_scales} has a factor of 0 for all "
+            f"recipe: nothing of the network is left to train: lr_scales={config.lr_scales} has a factor of 0 for all "
             "parameters that take gradients, or none does (requires_grad)."
         )
     return left
@@ -52,24 +52,24 @@ def _matches(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
 
 
-def make_optimizer(network: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimizer. Inside a CUDA graph its learning rates are tensors, which can change between replays."""
+def make_optimizer(network: nn.Module, config: OptimizerConfig, *, cuda_graph: bool = False) -> torch.optim.Optimizer:
+    """The optimizer. Inside a CUDA graph its learning rates are tensors, which can change between replays."""
     known = [str(name) for name in list_optimizers()]
-    name = recipe.optimizer.lower()
+    name = config.optimizer.lower()
     if name not in known:
-        raise ValueError(f"recipe: optimizer={recipe.optimizer!r} is not known to timm.{nearest(name, known)}")
-    groups = recipe_groups(network, recipe)
+        raise ValueError(f"recipe: optimizer={config.optimizer!r} is not known to timm.{nearest(name, known)}")
+    groups = scaled_groups(network, config)
     if name == "sgd":  # timm's 'sgd' is always Nesterov's
         where = next(network.parameters()).device.type
         optimizer: torch.optim.Optimizer = torch.optim.SGD(
-            groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov, fused=where == "cuda"
+            groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=where == "cuda"
         )
-    elif recipe.cuda_graph and name in CAPTURABLE:
+    elif cuda_graph and name in CAPTURABLE:
         kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
-        betas = (recipe.momentum, 0.999)
-        optimizer = kind(groups, lr=recipe.lr, betas=betas, fused=True, capturable=True)
+        betas = (config.momentum, 0.999)
+        optimizer = kind(groups, lr=config.lr, betas=betas, fused=True, capturable=True)
     else:
-        optimizer = create_optimizer_v2(groups, opt=name, lr=recipe.lr, momentum=recipe.momentum)
+        optimizer = create_optimizer_v2(groups, opt=name, lr=config.lr, momentum=config.momentum)
     for group in optimizer.param_groups:
         group.setdefault("lr_scale", 1.0)
     return optimizer
@@ -82,20 +82,20 @@ class Rates:
     own rates may be tensors that a captured update reads.
     """
 
-    def __init__(self, recipe: Recipe, steps: int) -> None:
-        stand_in = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=recipe.lr)
-        warm, total = round(recipe.warmup_epochs * steps), recipe.epochs * steps
-        settings: dict[str, Any] = {"warmup_t": warm, "warmup_lr_init": recipe.warmup_lr, "t_in_epochs": False}
+    def __init__(self, config: OptimizerConfig, epochs: int, steps: int) -> None:
+        stand_in = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=config.lr)
+        warm, total = round(config.warmup_epochs * steps), epochs * steps
+        settings: dict[str, Any] = {"warmup_t": warm, "warmup_lr_init": config.warmup_lr, "t_in_epochs": False}
         self.schedule: CosineLRScheduler | MultiStepLRScheduler
-        if recipe.schedule == "cosine":
+        if config.schedule == "cosine":
             self.schedule = CosineLRScheduler(
-                stand_in, t_initial=max(2, total - warm), lr_min=recipe.min_lr, warmup_prefix=True, **settings
+                stand_in, t_initial=max(2, total - warm), lr_min=config.min_lr, warmup_prefix=True, **settings
             )
         else:
             # timm drops the rate one update before the number it is given
-            drops = [epoch * steps + 1 for epoch in recipe.milestones] if recipe.schedule == "steps" else [total + 2]
+            drops = [epoch * steps + 1 for epoch in config.milestones] if config.schedule == "steps" else [total + 2]
             self.schedule = MultiStepLRScheduler(
-                stand_in, decay_t=drops, decay_rate=recipe.gamma, warmup_prefix=False, **settings
+                stand_in, decay_t=drops, decay_rate=config.gamma, warmup_prefix=False, **settings
             )
 
     def __getitem__(self, step: int) -> float:

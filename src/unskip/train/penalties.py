@@ -1,7 +1,7 @@
 """Penalties and constraints: small objects that compose.
 
 A penalty is a function of the network that is added to the loss. A constraint changes the weights in place after each
-update. Lists of both are what `unskip.train.run` takes; `from_recipe` makes those that a recipe names.
+update. Lists of both are what `unskip.train.run` takes; `from_config` makes those that a recipe names.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from unskip._core.modules import unwrap
 from unskip.models.simplified import simplified_blocks
-from unskip.train.recipe import Recipe
+from unskip.train.recipe import OptimizerConfig
 
 Penalty = Callable[[nn.Module], Tensor]
 Constraint = Callable[[nn.Module], None]
@@ -127,17 +127,17 @@ def start_shift(network: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in unwrap(network).named_parameters() if id(p) in ids}
 
 
-def from_recipe(network: nn.Module, recipe: Recipe) -> tuple[list[Penalty], list[Constraint]]:
+def from_config(network: nn.Module, config: OptimizerConfig) -> tuple[list[Penalty], list[Constraint]]:
     """The penalties and constraints that a recipe names, for a network that has not been trained yet."""
     penalties: list[Penalty] = []
     constraints: list[Constraint] = []
-    if recipe.orthogonal:
-        penalties.append(Orthogonal(recipe.orthogonal))
-    if recipe.decay_from != "zero" and recipe.weight_decay:
-        shift = identity_shift(network) if recipe.decay_from == "identity" else start_shift(network)
-        penalties.append(ShiftedDecay(recipe.weight_decay, shift))
-    if recipe.max_norm:
-        constraints.append(MaxNorm(recipe.max_norm))
+    if config.orthogonal:
+        penalties.append(Orthogonal(config.orthogonal))
+    if config.decay_from != "zero" and config.weight_decay:
+        shift = identity_shift(network) if config.decay_from == "identity" else start_shift(network)
+        penalties.append(ShiftedDecay(config.weight_decay, shift))
+    if config.max_norm:
+        constraints.append(MaxNorm(config.max_norm))
     return penalties, constraints
 
 

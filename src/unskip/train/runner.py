@@ -1,15 +1,13 @@
 """A whole run: data, network, training, test, and what stays of it in its folder.
 
 result = unskip.train.run("digits-pnnh-56")                                  # a named recipe
-result = unskip.train.run(Recipe(dataset="npz"), network=net, data_dir="usps.npz", out="runs/usps")
+result = unskip.train.run(Recipe.of(dataset="npz"), model=net, data_dir="usps.npz", out="runs/usps")
 """
 
-import importlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +15,7 @@ from torch import Tensor, nn
 from unskip._core.errors import RUN_ERRORS, reason
 from unskip.data import sets
 from unskip.data.sets import DataSet
-from unskip.models import create_model
-from unskip.surgery import plainify
+from unskip.models.build import build_network
 from unskip.train import machine, saving
 from unskip.train.checkpoint import Resume, RunFolder, write_atomically
 from unskip.train.curves import draw_curves
@@ -56,7 +53,7 @@ class Result:
 def run(
     recipe: str | Path | Recipe,
     *,
-    network: nn.Module | None = None,
+    model: nn.Module | None = None,
     data: DataSet | None = None,
     data_dir: str | Path | None = None,
     out: str | Path | None = None,
@@ -69,7 +66,7 @@ def run(
 
     Args:
         recipe: a Recipe, the name of one, or the path of a TOML file.
-        network: a network of your own, trained in place, instead of the recipe's; with `ema` the averaged weights,
+        model: a network of your own, trained in place, instead of the recipe's; with `ema` the averaged weights,
             which are tested, are in the run's folder alone.
         data: a data set of your own, instead of the recipe's.
         data_dir: where the recipe's data set lies.
@@ -86,63 +83,45 @@ def run(
     if not isinstance(recipe, str | Path | Recipe):
         raise ValueError(
             f"train: recipe={recipe!r} must be a Recipe, the name of one, or the path of a TOML file; a dict of fields "
-            "becomes one with Recipe(**fields)."
+            "becomes one with Recipe.of(**fields)."
         )
-    if network is not None and not isinstance(network, nn.Module):
+    if model is not None and not isinstance(model, nn.Module):
         raise ValueError(
-            f"train: network={network!r} is not an nn.Module; a name goes into the recipe, Recipe(network=NAME)."
+            f"train: model={model!r} is not an nn.Module; a name goes into the recipe, Recipe.of(model=NAME)."
         )
-    name = Path(recipe).stem if isinstance(recipe, str | Path) else recipe.network.replace(":", ".")
+    name = Path(recipe).stem if isinstance(recipe, str | Path) else recipe.network.model.replace(":", ".")
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    with machine.settled(recipe):
+    with machine.seeded_run(recipe.run):
         accelerator = machine.make_accelerator(recipe)
-        data = data or sets.load(recipe, data_dir)
-        own = "" if network is None else type(network).__name__
-        network = build_network(recipe, data) if network is None else network
-        try_out(network, data)
+        data = data or sets.load(recipe.data, data_dir)
+        own = "" if model is None else type(model).__name__
+        if model is None:  # the user's own recipe may name code of theirs
+            model = build_network(recipe.network, num_classes=data.classes, in_chans=data.channels, allow_import=True)
+        try_out(model, data)
         folder = RunFolder(out or Path("runs") / name)
-        with machine.own_forward(network):
-            training = Training(accelerator, recipe, network, data, folder, penalties, constraints, silent, own)
+        with machine.own_forward(model):
+            training = Training(accelerator, recipe, model, data, folder, penalties, constraints, silent, own)
             training.run(resume)
             return finish(training)
 
 
-def build_network(recipe: Recipe, data: DataSet) -> nn.Module:
-    """The recipe's network for a data set."""
-    module, colon, function = recipe.network.partition(":")
-    options: dict[str, Any] = {} if recipe.method else dict(recipe.options)
-    sizes: dict[str, Any] = {"num_classes": data.classes, "in_chans": data.channels}
-    if not colon:
-        network = create_model(recipe.network, **sizes, **options)
-    else:
-        try:
-            build = getattr(importlib.import_module(module), function)
-        except (ImportError, AttributeError) as error:
-            raise ValueError(
-                f"recipe: network={recipe.network!r} can't be imported: {error}. It must be package.module:function, "
-                "which Python must find; for `unskip train` the current folder counts."
-            ) from error
-        network = build(**sizes, **options)
-    return plainify(network, recipe.method, **recipe.options) if recipe.method else network
-
-
-def try_out(network: nn.Module, data: DataSet) -> None:
+def try_out(model: nn.Module, data: DataSet) -> None:
     """Refuses a network that doesn't fit the data before anything is written."""
     shape = (1, data.channels, data.image_size, data.image_size)
-    like = next(network.parameters(), None)
+    like = next(model.parameters(), None)
     if like is None:
-        raise ValueError(f"train: {type(network).__name__} has no parameters, so there is nothing to train.")
-    training = network.training
-    network.eval()
+        raise ValueError(f"train: {type(model).__name__} has no parameters, so there is nothing to train.")
+    training = model.training
+    model.eval()
     try:
         with torch.no_grad():
-            logits = network(torch.zeros(shape, device=like.device, dtype=like.dtype))
+            logits = model(torch.zeros(shape, device=like.device, dtype=like.dtype))
     except RUN_ERRORS as error:
         raise ValueError(
             f"train: the network can't read images of shape {shape[1:]} (C, H, W): {reason(error)}."
         ) from error
     finally:
-        network.train(training)
+        model.train(training)
     if not isinstance(logits, Tensor) or tuple(logits.shape) != (1, data.classes):
         found = (
             f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}, no tensor,"
@@ -156,11 +135,11 @@ def try_out(network: nn.Module, data: DataSet) -> None:
 def finish(training: Training) -> Result:
     """Tests the weights that the recipe keeps, and writes what stays of the run."""
     recipe, data, folder = training.recipe, training.data, training.folder
-    network = training.own or recipe.network_in_words
-    if recipe.keep == "best":
+    network = training.own or str(recipe.network)
+    if recipe.run.keep == "best":
         saving.read_weights(training, "best.safetensors")
-    if recipe.settle:
-        training.settle()
+    if recipe.run.recalibrate_batchnorm:
+        training.recalibrate_batchnorm()
     val_error = None if data.val is None else training.evaluate(data.val)[1]
     test_loss, test_error = training.evaluate(data.test)
     result = Result(
@@ -171,7 +150,7 @@ def finish(training: Training) -> Result:
         test_images=len(data.test),
         val_error=val_error,
         parameters=sum(p.numel() for p in training.bare.parameters() if p.requires_grad),
-        epochs=recipe.epochs,
+        epochs=recipe.run.epochs,
         steps=training.done,
         seconds=training.seconds,
         stuck=training.stuck,
@@ -179,7 +158,7 @@ def finish(training: Training) -> Result:
     )
     saving.write_weights(training, "weights.safetensors")
     if training.main:
-        guess = data.chance_loss if recipe.loss == "cross_entropy" else None
+        guess = data.chance_loss if recipe.optimizer.loss == "cross_entropy" else None
         picture = draw_curves(read_metrics(folder.metrics), f"{network} on {data.name}", guess)
         write_atomically(folder.path / "curves.png", lambda file: file.write(picture))
         folder.write_text("result.json", json.dumps(asdict(result), indent=1) + "\n")

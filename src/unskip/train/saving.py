@@ -8,6 +8,7 @@ from accelerate.utils import gather_object
 from unskip._core import rng
 from unskip.train import machine
 from unskip.train.checkpoint import check_same
+from unskip.train.recipe import Recipe
 
 if TYPE_CHECKING:
     from unskip.train.trainer import Training
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def save(training: "Training") -> None:
     """Writes the checkpoint of this moment, between two updates. All processes take part; the main one writes."""
     t = training
-    t.look()
+    t.flush_metrics()
     machine.average_norms(t.accelerator, t.bare)
     now = time.perf_counter()
     t.seconds, t.clock = t.seconds + now - t.clock, now
@@ -27,10 +28,10 @@ def save(training: "Training") -> None:
         assert t.metrics is not None
         scaler = t.accelerator.scaler
         state = {
-            "recipe": t.recipe.same_numbers(),
+            "recipe": t.recipe.as_dict(),
             "own": t.own,
             "data": t.fingerprint,
-            "image_size": t.data.image_size,
+            "input_size": [t.data.channels, t.data.image_size, t.data.image_size],
             "feed": type(t.feed).__name__,
             "network": weights,
             "optimizer": optimizer,
@@ -52,10 +53,11 @@ def restore(training: "Training") -> int:
     """Takes up the run in the folder; returns the length that metrics.jsonl had at its last checkpoint."""
     t = training
     state, path = t.folder.load(), t.folder.checkpoint
-    check_same(state["recipe"], t.recipe.same_numbers(), "recipe", path)
+    recipe = Recipe.from_tables(state["recipe"], f"train: the recipe in {path}")
+    check_same(recipe.same_numbers(), t.recipe.same_numbers(), "recipe", path)
     check_same(state["data"], t.fingerprint, "data set", path)
-    feed = type(t.feed).__name__  # each draws crops and mirrors in its own way
-    check_same({"feed": state.get("feed", feed)}, {"feed": feed}, "way to hold its images (cache_gib)", path)
+    feed = {"feed": type(t.feed).__name__}  # each draws crops and mirrors in its own way
+    check_same({"feed": state["feed"]}, feed, "way to hold its images (cache_gib)", path)
     try:
         machine.load_states(t.accelerator, t.network, t.optimizer, state["network"], state["optimizer"])
         if t.ema is not None:

@@ -29,7 +29,7 @@ class Step:
     ) -> None:
         self.accelerator, self.network, self.optimizer = accelerator, network, optimizer
         self.bare = accelerator.unwrap_model(network)
-        self.penalties, self.constraints, self.clip = penalties, constraints, recipe.clip
+        self.penalties, self.constraints, self.clip = penalties, constraints, recipe.optimizer.clip
         self.criterion = make_loss(recipe)
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
@@ -111,12 +111,13 @@ def make_step(
 ) -> Step:
     """The step that a recipe asks for; a CUDA graph is refused where it can't be recorded."""
     kind: type[Step] = Step
-    if recipe.cuda_graph:
+    if recipe.run.cuda_graph:
         obstacles = {
             "it needs an NVIDIA GPU": accelerator.device.type != "cuda",
             "it works on one GPU": accelerator.num_processes > 1,
-            "precision='fp16' asks the CPU at each update; use 'bf16'": recipe.precision == "fp16",
-            f"of optimizers it works with {', '.join(CAPTURABLE)}": recipe.optimizer.lower() not in CAPTURABLE,
+            "precision='fp16' asks the CPU at each update; use 'bf16'": recipe.run.precision == "fp16",
+            f"of optimizers it works with {', '.join(CAPTURABLE)}": recipe.optimizer.optimizer.lower()
+            not in CAPTURABLE,
         }
         for reason, there in obstacles.items():
             if there:
@@ -127,11 +128,11 @@ def make_step(
 
 def make_loss(recipe: Recipe) -> Callable[[Tensor, Tensor], Tensor]:
     """Cross-entropy, or timm's binary one. Mixed batches come with soft labels that are smoothed already."""
-    mixed = bool(recipe.mixup or recipe.cutmix)
-    if recipe.loss == "binary":
-        smoothing = 0.0 if mixed else recipe.smoothing
+    mixed = recipe.data.mixes
+    if recipe.optimizer.loss == "binary":
+        smoothing = 0.0 if mixed else recipe.optimizer.smoothing
         return BinaryCrossEntropy(smoothing=smoothing)
-    return SoftTargetCrossEntropy() if mixed else nn.CrossEntropyLoss(label_smoothing=recipe.smoothing)
+    return SoftTargetCrossEntropy() if mixed else nn.CrossEntropyLoss(label_smoothing=recipe.optimizer.smoothing)
 
 
 def compile_network(network: nn.Module, recipe: Recipe, image_size: int) -> None:
@@ -140,11 +141,11 @@ def compile_network(network: nn.Module, recipe: Recipe, image_size: int) -> None
     On images of so few px that all blocks see small ones, those that train by kernels of their own
     (`unskip.methods.fused`) are left to them: they are faster than what a compiler makes of such blocks.
     """
-    if recipe.compile == "no":
+    if recipe.run.compile == "no":
         return
     # Blocks of one class share their code, so each width counts as a recompilation of it.
     torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, 128)
-    if recipe.compile == "whole":
+    if recipe.run.compile == "whole":
         network.compile()
         return
     blocks = [child for module in network.modules() if _holds_blocks(module) for child in module.children()]
@@ -154,7 +155,7 @@ def compile_network(network: nn.Module, recipe: Recipe, image_size: int) -> None
             "of modules that have modules of their own); use 'whole'."
         )
     device = next(network.parameters()).device
-    by_kernels = recipe.precision == "bf16" and recipe.channels_last and image_size <= fused.LARGEST
+    by_kernels = recipe.run.precision == "bf16" and recipe.run.channels_last and image_size <= fused.LARGEST
     for block in blocks:
         if not (by_kernels and fused.is_eligible(block, device)):
             block.compile()

@@ -19,14 +19,14 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from unskip._core import rng
-from unskip.data.feed import Share, make_feed
+from unskip.data.feed import Partition, make_feed
 from unskip.data.sets import DataSet, Split
 from unskip.train import machine, saving
 from unskip.train.checkpoint import Resume, RunFolder
 from unskip.train.display import Display
 from unskip.train.metrics import Metrics
 from unskip.train.optim import Rates, make_optimizer
-from unskip.train.penalties import Constraint, Penalty, from_recipe
+from unskip.train.penalties import Constraint, Penalty, from_config
 from unskip.train.recipe import Recipe
 from unskip.train.step import STATS, compile_network, make_step
 
@@ -57,31 +57,36 @@ class Training:
         self.own = own  # the class of a network that the recipe does not name
         self.accelerator, self.recipe, self.folder, self.main = accelerator, recipe, folder, accelerator.is_main_process
         self.silent = silent or not self.main
-        dtype = torch.float64 if recipe.precision == "fp64" else torch.float32
-        share = Share(accelerator.process_index, accelerator.num_processes)
-        self.feed = make_feed(data, recipe, device=accelerator.device, dtype=dtype, share=share)
+        dtype = torch.float64 if recipe.run.precision == "fp64" else torch.float32
+        partition = Partition(accelerator.process_index, accelerator.num_processes)
+        self.feed = make_feed(
+            data, recipe.data, **recipe.feeding, device=accelerator.device, dtype=dtype, partition=partition
+        )
         self.data = self.feed.data
         self.fingerprint = self.data.fingerprint()
-        if recipe.settle and not any(isinstance(m, _BatchNorm) for m in network.modules()):
+        if recipe.run.recalibrate_batchnorm and not any(isinstance(m, _BatchNorm) for m in network.modules()):
             raise ValueError(
-                f"recipe: settle={recipe.settle} measures BatchNorm's statistics, and the network has no BatchNorm; "
-                "leave it out."
+                f"recipe: recalibrate_batchnorm={recipe.run.recalibrate_batchnorm} measures BatchNorm's statistics, "
+                "and the network has no BatchNorm; leave it out."
             )
         network = network.to(accelerator.device, dtype)
-        if recipe.channels_last:
+        if recipe.run.channels_last:
             network = network.to(memory_format=torch.channels_last)
-        if recipe.sync_bn and share.world > 1:
+        if recipe.run.sync_bn and partition.world > 1:
             network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
-        more = from_recipe(network, recipe)
-        self.ema = ModelEmaV3(network, decay=recipe.ema, use_warmup=True) if recipe.ema else None
+        more = from_config(network, recipe.optimizer)
+        self.ema = ModelEmaV3(network, decay=recipe.optimizer.ema, use_warmup=True) if recipe.optimizer.ema else None
         compile_network(network, recipe, self.data.image_size)
-        self.network, self.optimizer = accelerator.prepare(network, make_optimizer(network, recipe))
+        self.network, self.optimizer = accelerator.prepare(
+            network, make_optimizer(network, recipe.optimizer, cuda_graph=recipe.run.cuda_graph)
+        )
         penalties, constraints = [*penalties, *more[0]], [*constraints, *more[1]]
         self.step = make_step(accelerator, self.network, self.optimizer, recipe, penalties, constraints)
         self.bare = self.step.bare
-        self.rates = Rates(recipe, self.feed.steps)
-        self.total = recipe.epochs * self.feed.steps
-        self.wait = 1 if share.world == 1 else recipe.log_steps  # updates between asking each other about signals
+        self.rates = Rates(recipe.optimizer, recipe.run.epochs, self.feed.steps)
+        self.total = recipe.run.epochs * self.feed.steps
+        # Updates between asking each other about signals
+        self.wait = 1 if partition.world == 1 else recipe.run.log_steps
         # What changes from update to update, besides the objects above
         self.done = 0  # updates
         self.sums = [0.0] * len(STATS)  # over the updates of this epoch that have been looked at
@@ -99,15 +104,15 @@ class Training:
         """Trains to the end, from the start or from the checkpoint in the folder."""
         recipe = self.recipe
         found = broadcast_object_list([self.folder.open(resume) if self.main else None])[0]
-        rng.set_seed(recipe.seed, self.accelerator.process_index)
+        rng.set_seed(recipe.run.seed, self.accelerator.process_index)
         length = saving.restore(self) if found else 0
         if self.main and not found:
             self.folder.write_text("recipe.toml", recipe.to_toml())
         metrics: AbstractContextManager[Metrics | None] = nullcontext()
         if self.main:
-            board = self.folder.path / "tensorboard" if recipe.tensorboard else None
+            board = self.folder.path / "tensorboard" if recipe.run.tensorboard else None
             metrics = Metrics(self.folder.metrics, length, tensorboard=board, step=self.done)
-        display = Display(epochs=recipe.epochs, steps=self.feed.steps, step=self.done, silent=self.silent)
+        display = Display(epochs=recipe.run.epochs, steps=self.feed.steps, step=self.done, silent=self.silent)
         with machine.Stop() as self.stop, metrics as self.metrics, display as self.display:
             for note in self.data.notes:
                 display.say(f"Note: {note}.")
@@ -129,16 +134,16 @@ class Training:
             if self.ema is not None:
                 self.ema.update(self.bare, step=self.done)
             self.pending.append(({"kind": "step", "step": self.done, "epoch": epoch + 1, "lr": lr}, stats))
-            if self.done % self.recipe.log_steps == 0:
-                self.look()
+            if self.done % self.recipe.run.log_steps == 0:
+                self.flush_metrics()
             if self.done % self.feed.steps == 0:
                 break  # the end of an epoch is saved after its validation
-            if self.recipe.save_steps and self.done % self.recipe.save_steps == 0:
+            if self.recipe.run.save_steps and self.done % self.recipe.run.save_steps == 0:
                 saving.save(self)
             if self.done % self.wait == 0:
                 self.stop_if_asked()
-        self.look()
-        images = (self.feed.steps - start) * self.recipe.batch
+        self.flush_metrics()
+        images = (self.feed.steps - start) * self.recipe.run.batch
         self.close_epoch(epoch + 1, images / (time.perf_counter() - began))
         saving.save(self)
         if self.done < self.total:
@@ -152,7 +157,7 @@ class Training:
         machine.average_norms(self.accelerator, self.bare)
         if self.data.val is not None:
             row["val_loss"], row["val_error"] = self.evaluate(self.data.val)
-            if self.recipe.keep == "best" and row["val_error"] < self.best:
+            if self.recipe.run.keep == "best" and row["val_error"] < self.best:
                 self.best = row["val_error"]
                 saving.write_weights(self, "best.safetensors")
         row["images_per_s"] = images_per_s
@@ -163,14 +168,14 @@ class Training:
         if (
             self.stuck
             and self.done >= 30
-            and epoch == max(self.recipe.epochs // 4, 1 + math.ceil(self.recipe.warmup_epochs))
+            and epoch == max(self.recipe.run.epochs // 4, 1 + math.ceil(self.recipe.optimizer.warmup_epochs))
         ):
             self.display.say(
                 f"After epoch {epoch} the loss is still {loss:.3f}, where guessing gives {self.data.chance_loss:.3f}. "
                 f"`{self.doctor}` says what to look at."
             )
 
-    def look(self) -> None:
+    def flush_metrics(self) -> None:
         """Waits for the updates so far, writes them down, and stops a run whose loss is no number any more."""
         if not self.pending:
             return
@@ -184,7 +189,7 @@ class Training:
             self.sums = [a + b for a, b in zip(self.sums, stats, strict=True)]
         if self.metrics is not None:
             self.metrics.write(rows)
-        self.display.update(rows[-1], len(rows) * self.recipe.batch)
+        self.display.update(rows[-1], len(rows) * self.recipe.run.batch)
         lost = next((row for row in rows if not math.isfinite(row["loss"] + row["penalty"])), None)
         if lost is not None:
             raise TrainingDiverged(
@@ -195,8 +200,8 @@ class Training:
 
     def is_stuck(self, loss: float, error: float) -> bool:
         """Whether training is where guessing is: by the loss where that can be compared, else by the error."""
-        mixed = self.recipe.mixup or self.recipe.cutmix or self.recipe.smoothing
-        if self.recipe.loss == "cross_entropy" and not mixed:
+        mixed = self.recipe.data.mixes or self.recipe.optimizer.smoothing
+        if self.recipe.optimizer.loss == "cross_entropy" and not mixed:
             return loss > 0.97 * self.data.chance_loss
         return error > 0.97 * self.data.chance_error
 
@@ -230,8 +235,8 @@ class Training:
         return loss_sum / count, 100 * wrong_sum / count
 
     @torch.no_grad()
-    def settle(self) -> None:
-        """Measures BatchNorm's statistics anew on `recipe.settle` training images, without augmentation, as one batch.
+    def recalibrate_batchnorm(self) -> None:
+        """Measures BatchNorm's statistics anew on training images, without augmentation, as one batch.
 
         Each layer's statistics are then those of what it reads in eval mode. A running average over small batches is of
         other inputs: those of layers that were normalised by the batch, and many layers amplify the difference.
@@ -247,7 +252,7 @@ class Training:
             norm.momentum = None  # the mean over batches, of which there is one
         try:
             with self.accelerator.autocast(), self.eager():
-                for x, _ in self.feed.plain_batches(self.data.train, (order[: self.recipe.settle],)):
+                for x, _ in self.feed.plain_batches(self.data.train, (order[: self.recipe.run.recalibrate_batchnorm],)):
                     network(x)
         finally:  # one batch may be more than the memory holds, and the network may be the caller's
             for norm, momentum in momenta.items():
@@ -256,4 +261,4 @@ class Training:
 
     def eager(self) -> AbstractContextManager[Any]:
         """Without torch.compile, for batches of other sizes than those it has seen."""
-        return torch.compiler.set_stance("force_eager") if self.recipe.compile != "no" else nullcontext()
+        return torch.compiler.set_stance("force_eager") if self.recipe.run.compile != "no" else nullcontext()

@@ -1,0 +1,292 @@
+"""The data sets that come with the package, one reader each.
+
+| name | what `root` (`--data`) holds |
+|---|---|
+| digits | nothing: scikit-learn's digits are embedded |
+| cifar10, cifar100 | `cifar-10-batches-py/` or `cifar-100-python/`, as torchvision lays them out |
+| fashion_mnist | `FashionMNIST/raw/` or the four idx files themselves, gzipped or not |
+| imagefolder | `train/<class>/*.jpg` and `val/<class>/*.jpg`, optionally `test/<class>/*.jpg` |
+| npz | one `.npz` file with x_train, y_train, x_test, y_test |
+"""
+
+import gzip
+import hashlib
+import io
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torchvision import datasets
+
+from unskip.data.config import DataConfig
+from unskip.data.sets import DATASETS, DataSet, Split, from_splits, hold_out, make_split, register_dataset
+
+IMAGE_FILES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff")
+
+
+def _missing(path: Path | str, root: Path, config: DataConfig) -> str:
+    return f"data: {path} is missing; {root} {DATASETS[config.dataset].layout}"
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"data: {path} can't be read: {error.strerror}.") from error
+
+
+@register_dataset("digits")
+def digits(config: DataConfig, root: None) -> DataSet:
+    """scikit-learn's 1,797 digits of 8 x 8; every fifth image of each class is the test set."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)  # 17 grey levels, all kept apart
+    labels = bunch.target.astype(np.int64)
+    rank = np.zeros(len(labels), np.int64)  # of an image among those of its class
+    for c in range(10):
+        rank[labels == c] = np.arange((labels == c).sum())
+    test = rank % 5 == 4
+    train, held = (make_split("digits", images[part], labels[part]) for part in (~test, test))
+    return from_splits(config, train, held, classes=10)
+
+
+# MD5 of CIFAR-10's published .bin files, whose records are a byte of label and 3,072 of pixels.
+RECORDS = {
+    "data_batch_1": "5dd7e06a14cb22eb9f671a540d1b7c25",
+    "data_batch_2": "5ea93a67294ea407fff1d09f752e9692",
+    "data_batch_3": "942cd6a4bcdd0dd3c604fbe906cb4421",
+    "data_batch_4": "ae636b3ba5c66a11e91e8cb52e771fcb",
+    "data_batch_5": "53f37980c15c3d472c316c40844f3f0d",
+    "test_batch": "803d5f7f4d78ea53de84dbe85f74fb6d",
+}
+
+
+def _md5(raw: bytes) -> str:
+    return hashlib.md5(raw, usedforsecurity=False).hexdigest()
+
+
+def _same_records(file: str, x: np.ndarray, y: np.ndarray) -> bool:
+    """Whether pixels (N, 3072) and labels are those of a published CIFAR-10 file, however they were pickled."""
+    if file not in RECORDS or y.shape != x.shape[:1]:
+        return False
+    return _md5(np.column_stack((y.astype(np.uint8), x)).tobytes()) == RECORDS[file]
+
+
+class _NumpyOnly(pickle.Unpickler):
+    """Reads what CIFAR's pickles hold and refuses everything else, since a pickle can run any code."""
+
+    ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype", "scalar", "encode", "_frombuffer"})
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.split(".")[0] in ("numpy", "_codecs") and name in self.ALLOWED:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file needs")
+
+
+def _holds(kind: Any) -> Callable[[Path], bool]:
+    """Whether a path is torchvision's folder of a data set, or holds it."""
+    return lambda root: root.name == kind.base_folder or (root / kind.base_folder).is_dir()
+
+
+@register_dataset(
+    "cifar10",
+    layout="must hold the folder cifar-10-batches-py with data_batch_1 to data_batch_5 and test_batch, as in "
+    "cifar-10-python.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html, unpacked.",
+    found_at=_holds(datasets.CIFAR10),
+)
+def cifar10(config: DataConfig, root: Path) -> DataSet:
+    return _cifar(config, root, datasets.CIFAR10, "labels", each=10_000, classes=10)
+
+
+@register_dataset(
+    "cifar100",
+    layout="must hold the folder cifar-100-python with train and test, as in cifar-100-python.tar.gz of "
+    "https://www.cs.toronto.edu/~kriz/cifar.html, unpacked.",
+    found_at=_holds(datasets.CIFAR100),
+)
+def cifar100(config: DataConfig, root: Path) -> DataSet:
+    return _cifar(config, root, datasets.CIFAR100, "fine_labels", each=50_000, classes=100)
+
+
+def _cifar(config: DataConfig, root: Path, kind: Any, key: str, *, each: int, classes: int) -> DataSet:
+    """CIFAR as torchvision's class `kind` knows it, with `each` images in a training file and labels under `key`."""
+    folder = root if root.name == kind.base_folder else root / kind.base_folder
+    changed: list[str] = []
+
+    def read(files: list[list[str]], each: int) -> Split:
+        images, labels = [], []
+        for file, md5 in files:
+            path = folder / file
+            if not path.is_file():
+                raise ValueError(_missing(path, root, config))
+            raw = _bytes(path)
+            try:
+                entry = _NumpyOnly(io.BytesIO(raw), encoding="latin1").load()
+                x, y = np.asarray(entry["data"]), np.asarray(entry[key])
+            except Exception as error:
+                raise ValueError(
+                    f"data: {path} can't be read as a CIFAR batch: {type(error).__name__}: {error}. It is truncated or "
+                    "something else; unpack the archive again."
+                ) from error
+            if x.dtype != np.uint8 or x.shape != (each, 3072):
+                raise ValueError(
+                    f"data: {path} holds images of shape {x.shape} and type {x.dtype}; {config.dataset} has ({each}, "
+                    "3072) of uint8. Unpack the archive again."
+                )
+            if _md5(raw) != md5 and not _same_records(file, x, y):
+                changed.append(file)
+            images.append(x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+            labels.append(y)
+        return make_split(str(folder), np.concatenate(images), np.concatenate(labels))
+
+    train, test = read(kind.train_list, each), read(kind.test_list, 10_000)
+    note = f"{', '.join(changed)} differ from the published files, so errors can't be compared with published ones"
+    return from_splits(config, train, test, classes=classes, notes=(note,) if changed else ())
+
+
+@register_dataset(
+    "fashion_mnist",
+    layout="must hold, in FashionMNIST/raw or directly, train-images-idx3-ubyte, train-labels-idx1-ubyte, "
+    "t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte, each plain or as .gz, from "
+    "https://github.com/zalandoresearch/fashion-mnist.",
+    found_at=lambda root: any(
+        any(root.glob(f"{f}train-images-idx3-ubyte*")) for f in ("", "raw/", "FashionMNIST/raw/")
+    ),
+)
+def fashion_mnist(config: DataConfig, root: Path) -> DataSet:
+    folder = next((f for f in (root / "FashionMNIST" / "raw", root / "raw") if f.is_dir()), root)
+
+    def read(kind: str, dims: int) -> np.ndarray:
+        path = next((p for p in (folder / kind, folder / f"{kind}.gz") if p.is_file()), None)
+        if path is None:
+            raise ValueError(_missing(f"{folder / kind} (or .gz)", root, config))
+        raw = _bytes(path)
+        try:
+            raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
+        except (OSError, EOFError, gzip.BadGzipFile) as error:
+            raise ValueError(f"data: {path} is no whole gzip file: {error}. Download it again.") from error
+        head = 4 + 4 * dims
+        magic, *shape = struct.unpack(f">{1 + dims}I", raw[:head]) if len(raw) >= head else (0, 0)
+        if magic != 0x800 + dims:
+            raise ValueError(f"data: {path} is no idx file of {dims} dimensions (uint8). Download it again.")
+        if len(raw) - head != int(np.prod(shape)):
+            raise ValueError(
+                f"data: {path} is truncated: it announces {tuple(shape)} and has {len(raw) - head} bytes. Download it "
+                "again."
+            )
+        return np.frombuffer(raw, np.uint8, offset=head).reshape(shape)
+
+    def split(kind: str) -> Split:
+        return make_split(str(folder), read(f"{kind}-images-idx3-ubyte", 3), read(f"{kind}-labels-idx1-ubyte", 1))
+
+    return from_splits(config, split("train"), split("t10k"), classes=10)
+
+
+NPZ = (
+    "must be a .npz file with x_train, y_train, x_test and y_test: images as uint8 or as floats in 0 to 1, shaped "
+    "(N, H, W), (N, H, W, C) or (N, C, H, W), and classes as whole numbers from 0."
+)
+
+
+@register_dataset("npz", layout=NPZ, found_at=Path.is_file)
+def npz(config: DataConfig, root: Path) -> DataSet:
+    path = root
+    if path.is_dir():
+        found = sorted(path.glob("*.npz"))
+        if len(found) != 1:
+            there = ", ".join(p.name for p in found) or "none"
+            raise ValueError(f"data: {path} is a folder with {len(found)} .npz files ({there}); name the file itself.")
+        path = found[0]
+    names = ("x_train", "y_train", "x_test", "y_test")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [name for name in names if name not in file.files]
+            if missing:
+                raise ValueError(
+                    f"data: {path} has no {', '.join(missing)}; it has {', '.join(file.files) or 'nothing'}. It {NPZ}"
+                )
+            x_train, y_train, x_test, y_test = (file[name] for name in names)
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"data: {path} is no whole .npz file: {error}. It {NPZ}") from error
+    except (TypeError, ValueError) as error:  # of a single array (.npy), and of anything else
+        if str(error).startswith("data:"):
+            raise
+        if not zipfile.is_zipfile(path):  # numpy takes it for a pickle and tells how to run it
+            raise ValueError(f"data: {path} is no .npz file. It {NPZ}") from error
+        raise ValueError(f"data: {path} can't be read: {error}. It {NPZ}") from error
+    train, test = make_split(f"{path}: train", x_train, y_train), make_split(f"{path}: test", x_test, y_test)
+    return from_splits(config, train, test, classes=int(train.labels.max()) + 1)
+
+
+@register_dataset(
+    "imagefolder",
+    layout="must hold train/<class>/<images> and val/<class>/<images>, and may hold test/<class>/<images>; without "
+    "test, val is the test set and validation images are held out from train.",
+    found_at=lambda root: (root / "train").is_dir() and (root / "val").is_dir(),
+)
+def imagefolder(config: DataConfig, root: Path) -> DataSet:
+    for part in ("train", "val"):
+        if not (root / part).is_dir():
+            raise ValueError(_missing(root / part, root, config))
+    classes = sorted(p.name for p in (root / "train").iterdir() if p.is_dir())
+    if len(classes) < 2:
+        raise ValueError(f"data: {root / 'train'} has {len(classes)} class folders; it needs at least two.")
+
+    def read(part: str) -> Split:
+        files: list[Path] = []
+        labels: list[int] = []
+        for folder in sorted(p for p in (root / part).iterdir() if p.is_dir()):
+            if folder.name not in classes:
+                raise ValueError(f"data: {folder} is a class that {root / 'train'} does not have.")
+            here = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_FILES)
+            if not here and part == "train":
+                raise ValueError(f"data: {folder} has no image ({', '.join(IMAGE_FILES)}).")
+            files += here
+            labels += [classes.index(folder.name)] * len(here)
+        if not files:
+            raise ValueError(f"data: {root / part} has no image in any class folder.")
+        if config.check_files:
+            _check_files(files, config.workers)
+        return Split(files, torch.tensor(labels))
+
+    train, last = read("train"), read("val")
+    val: Split | None = last
+    test = read("test") if (root / "test").is_dir() else last
+    if test is last:
+        train, val = hold_out(train, config.val_fraction)
+    size = config.image_size or 224
+    return DataSet(
+        name=config.dataset, train=train, val=val, test=test, classes=len(classes), channels=3, image_size=size,
+        mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD,
+    )  # fmt: skip
+
+
+def _check_files(files: list[Path], workers: int) -> None:
+    """Decodes each file once, JPEGs at an eighth of their size, so that a broken one is known before training."""
+
+    def broken(path: Path) -> str | None:
+        try:
+            with Image.open(path) as image:
+                image.draft("RGB", (image.width // 8, image.height // 8))
+                image.load()
+        except Exception as error:
+            return f"{path} ({error})"
+        return None
+
+    with ThreadPoolExecutor(max(1, workers)) as pool:  # Pillow decodes without the interpreter's lock
+        bad = [line for line in pool.map(broken, files) if line]
+    if bad:
+        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+        raise ValueError(
+            f"data: {len(bad)} of {len(files)} images can't be read: {'; '.join(bad[:5])}{more}. Replace or "
+            "remove them."
+        )

@@ -1,0 +1,104 @@
+"""Networks from a description, as recipes, checkpoints and network files hold it.
+
+A description from a file names registered networks and methods alone: opening a file must run no code that the file
+chooses. `allow_import=True`, for what the user has written or typed, also takes `package.module:function`.
+"""
+
+import importlib
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import torchvision
+from torch import nn
+
+from unskip._core.config import Section
+from unskip._core.text import nearest
+from unskip.models.registry import create_model
+from unskip.surgery import plainify
+
+# Options of timm's and torchvision's networks that read other files
+LOADING = {"pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"}
+LOADING |= {"weights", "weights_backbone"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig(Section):
+    """Which network is built. Its text is a short name: `resnet20`, or `resnet20, pnnh` with a method."""
+
+    model: str = "pnnh_resnet56"  # a name of `unskip models` or timm, torchvision:NAME, or package.module:function
+    method: str = ""  # plainify the network with this method; '' leaves it as it is
+    options: dict[str, Any] = field(default_factory=dict)  # of the network or, where `method` is set, of the method
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for option, value in self.options.items():
+            if value is None:
+                raise ValueError(
+                    f"recipe: options[{option!r}]=None can't be written down, since TOML has no such value; leave it "
+                    "out, and it is what the network or method makes of that."
+                )
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.method}" if self.method else self.model
+
+
+def build_network(config: NetworkConfig, *, num_classes: int, in_chans: int, allow_import: bool = False) -> nn.Module:
+    """The network that a description names, with fresh weights.
+
+    Args:
+        config: the network, its method and options.
+        num_classes: width of its output.
+        in_chans: channels of the images that it reads.
+        allow_import: whether `package.module:function` is imported and called, and options may read other files.
+    """
+    package, colon, name = config.model.partition(":")
+    options: dict[str, Any] = {} if config.method else dict(config.options)
+    sizes: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans}
+    if not allow_import:
+        check_harmless(config)
+    if not colon:
+        network = create_model(config.model, **sizes, **options)
+    elif package == "torchvision":
+        network = _torchvision(name, options, **sizes)
+    else:
+        network = import_object(config.model)(**sizes, **options)
+    return plainify(network, config.method, **config.options) if config.method else network
+
+
+def check_harmless(config: NetworkConfig) -> None:
+    """Refuses a description that would import code or read other files."""
+    package, colon, _ = config.model.partition(":")
+    if colon and package != "torchvision":
+        raise ValueError(
+            f"model={config.model!r} names code, which is not run from a file. A file may name networks of `unskip "
+            "models` and of timm, and torchvision:NAME; package.module:function is for the command line and for "
+            "recipes that you pass yourself."
+        )
+    for option in config.options:
+        if option in LOADING:
+            raise ValueError(f"options[{option!r}] would read another file, which a file may not ask for.")
+
+
+def import_object(spec: str) -> Any:
+    """What `package.module:function` names. Importing it runs its code."""
+    module, _, path = spec.partition(":")
+    try:
+        return reduce(getattr, path.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"model={spec!r} can't be imported: {error}. It must be package.module:function, which Python must find; "
+            "for the command line the current folder counts."
+        ) from error
+
+
+def _torchvision(name: str, options: dict[str, Any], *, num_classes: int, in_chans: int) -> nn.Module:
+    known = torchvision.models.list_models()
+    if name not in known:
+        raise ValueError(f"model='torchvision:{name}': torchvision has no network {name!r}.{nearest(name, known)}")
+    if in_chans != 3:
+        raise ValueError(
+            f"model='torchvision:{name}' reads images of 3 channels, and these have {in_chans}. timm's networks read "
+            "any number."
+        )
+    return torchvision.models.get_model(name, **{"weights": None, "num_classes": num_classes, **options})
