@@ -31,8 +31,8 @@ from unskip.reproduce.trained import (
     summary,
     train_rows,
 )
-from unskip.reproduce.workers import Finished, check_recipe, finished, train_all
 from unskip.train import run
+from unskip.train.many import Finished, check_recipe, finished, run_many
 
 ROOT = Path(__file__).parents[2]
 SMALLER = SMALL.replace(epochs=2, val_fraction=0.0)
@@ -97,7 +97,10 @@ def test_what_the_user_sets_reaches_the_recipe() -> None:
         "fp32",
         "no",
     )
-    assert run_recipe(slow, Trained(device="cpu"), seed=0).replace(device="auto", seed=slow.run.seed) == slow
+    assert (
+        run_recipe(slow, Trained(device="cpu"), seed=0).replace(device="auto", seed=slow.run.seed, save_seconds=0.0)
+        == slow
+    )
     rows = table1_rows()
     assert [row.name for row in chosen(rows, Trained(rows="wrn28_10, resnet110"))] == ["resnet110", "wrn28_10"]
     assert len(chosen(rows, Trained())) == len(rows)
@@ -123,13 +126,16 @@ def test_zero_is_zero_and_the_papers_number_is_what_is_left_out() -> None:
                 config(epochs=wrong)
     with pytest.raises(ValueError, match=r"--weight-decay -0\.1 must not be negative; leave it out for the paper's"):
         Trained(weight_decay=-0.1)
-    with pytest.raises(ValueError, match="--at-once 0 must be at least 1; leave it out for 4 on a GPU"):
+    with pytest.raises(ValueError, match="--at-once 0 must be at least 1; leave it out for 8 on a GPU"):
         Trained(at_once=0)
 
 
 def test_mean_spread_and_difference() -> None:
     def runs(*errors: float | None) -> list[Finished]:
-        return [Finished(name="", test_error=e, val_error=None, parameters=1234, seconds=1.0) for e in errors]
+        return [
+            Finished(name="", test_error=e, test_loss=None, val_error=None, parameters=1234, seconds=1.0)
+            for e in errors
+        ]
 
     assert str(summary(runs(6.0, 7.0, 8.0))) == "7.00 ± 1.00 (n = 3)"
     assert str(summary(runs(6.0))) == "6.00 (n = 1)"
@@ -142,17 +148,10 @@ def test_mean_spread_and_difference() -> None:
     assert "| A | 6.37 | 8.50 ± 0.71 (n = 2) | 9.00, 8.00 |  | 1,234 |" in markdown(rows, found)
 
 
-@pytest.fixture
-def path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the processes find the small network of the tests."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
-
-
-@pytest.mark.usefixtures("path")
 def test_a_table_is_trained_written_and_not_trained_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
 
-    @reproduction("small-table", source="papers/none.md, Table 0", shows="nothing", config=Config, trains=True)
+    @reproduction("small-table", source="Nobody 2024, Table 0", shows="nothing", config=Config, trains=True)
     def table(config: Config, folder: Path) -> Outcome:
         return outcome("small-table", config, ROWS, train_rows(ROWS, config, folder), findings=["Found."])
 
@@ -161,7 +160,7 @@ def test_a_table_is_trained_written_and_not_trained_twice(tmp_path: Path, capsys
         written = reproduce("small-table", out=tmp_path, record=tmp_path / "record", **fields)
     finally:
         del REPRODUCTIONS["small-table"]
-    assert "Runs to train: 1 (epochs: 2), 1 at a time." in capsys.readouterr().err
+    assert "Runs to train: 1 (epochs: 2), 1 at a time, in " in capsys.readouterr().err
     alone = run(SMALLER, out=tmp_path / "alone", silent=True)
     record = json.loads((tmp_path / "record" / "results.json").read_text())
     rows = record["numbers"]["rows"]
@@ -173,40 +172,38 @@ def test_a_table_is_trained_written_and_not_trained_twice(tmp_path: Path, capsys
     assert "| somebody's | 5.00 | not run |" in readme
     assert "don't compare ours with them" in readme
     assert "unskip reproduce small-table --epochs 2 --seeds 1 --dataset digits" in readme
-    assert (tmp_path / "record" / "logs" / "batch_s0.txt").is_file()
+    assert [row["epoch"] for row in rows["batch"]["runs"][0]["epochs"]] == [1, 2]
     assert "Found." in written.outcome.lines
 
     # A second time nothing is trained, and another setting is refused.
     recipes = {f"{row.name}_s0": run_recipe(row.recipe, Config(**fields), 0) for row in ROWS if row.recipe is not None}
     before = (tmp_path / "small-table" / "runs" / "batch_s0" / "result.json").stat().st_mtime_ns
-    results = train_all(recipes, tmp_path / "small-table", data=None, at_once=1, say=said.append)
+    results = run_many(recipes, tmp_path / "small-table" / "runs", at_once=1, say=said.append)
     assert said == ["1 of 1 runs are done already."]
     assert results["batch_s0"].parameters == alone.parameters
     assert (tmp_path / "small-table" / "runs" / "batch_s0" / "result.json").stat().st_mtime_ns == before
     with pytest.raises(ValueError, match=r"batch_s0 holds a run with epochs=2 and not 3. Choose another folder"):
-        check_recipe(tmp_path / "small-table", "batch_s0", recipes["batch_s0"].replace(epochs=3))
+        check_recipe(tmp_path / "small-table" / "runs" / "batch_s0", recipes["batch_s0"].replace(epochs=3))
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("path")
 def test_one_that_diverges_is_a_result_and_one_that_fails_is_named(tmp_path: Path) -> None:
     """Two at a time. What diverged is not trained again."""
     said: list[str] = []
     assert LOST.recipe is not None
     recipes = {"lost_s0": LOST.recipe, "wrong_s0": SMALLER.replace(options={"drop": 7.0})}
-    with pytest.raises(ValueError, match=r"1 of 2 runs failed. wrong_s0 ended with exit code 2: .*dropout prob"):
-        train_all(recipes, tmp_path, data=None, at_once=2, say=said.append)
+    with pytest.raises(ValueError, match=r"1 of 2 runs failed. wrong_s0 ended with ValueError: .*dropout prob"):
+        run_many(recipes, tmp_path, at_once=2, say=said.append)
     del recipes["wrong_s0"]
-    results = train_all(recipes, tmp_path, data=None, at_once=2, say=said.append)
+    results = run_many(recipes, tmp_path, at_once=2, say=said.append)
     assert results["lost_s0"].test_error is None
-    assert "the loss is" in (tmp_path / "runs" / "lost_s0" / "diverged.txt").read_text()
+    assert "the loss is" in (tmp_path / "lost_s0" / "diverged.txt").read_text()
     assert "| a rate too high | diverges | diverges (n = 1) | diverged |  |  |" in markdown(
         [LOST], {"lost": list(results.values())}
     )
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("path")
 def test_ctrl_c_leaves_it_resumable(tmp_path: Path) -> None:
     """The command is stopped in the middle of a row; the same command goes on and ends as if it had not been."""
     settings = {"dataset": "digits", "rows": "simplified_plain20", "seeds": "1", "epochs": "6", "device": "cpu"}
@@ -224,13 +221,12 @@ def test_ctrl_c_leaves_it_resumable(tmp_path: Path) -> None:
     first.send_signal(signal.SIGINT)
     _, err = first.communicate(timeout=60)
     assert first.returncode == 75, err
-    assert "stopped by SIGINT; every run is saved, and the same command goes on" in err
-    assert finished(folder, "simplified_plain20_s0") is None
+    assert "stopped by SIGINT after update" in err
+    assert finished(folder / "runs" / "simplified_plain20_s0") is None
     again = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert again.returncode == 0, again.stderr
     assert "| plain, 20 layers | 12.63 |" in again.stdout
-    assert "Going on after update" in (folder / "logs" / "simplified_plain20_s0.txt").read_text()
-    result = finished(folder, "simplified_plain20_s0")
+    result = finished(folder / "runs" / "simplified_plain20_s0")
     assert result is not None
     recipe = run_recipe(noise_rows()[0].recipe, Trained(epochs=6, dataset="digits", device="cpu"), 0)  # type: ignore[arg-type]
     unbroken = run(recipe, out=tmp_path / "unbroken", silent=True)

@@ -9,6 +9,7 @@ import signal
 import sys
 
 INTERRUPTED = 130  # the exit code that shells know: 128 + SIGINT
+STOPPED, DIVERGED = 75, 3  # of training; 75 is EX_TEMPFAIL, "try again later"
 SENTENCE = "Interrupted. Nothing is left half written; the same command begins anew."
 
 

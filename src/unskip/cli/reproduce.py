@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from unskip.cli import Importing
+from unskip.cli import STOPPED, Importing
 from unskip.cli.tables import console_for_tables
 
 if TYPE_CHECKING:
@@ -68,14 +68,14 @@ def _names(context: typer.Context) -> None:
 def _command(entry: "Reproduction") -> Any:
     """A command whose options are the fields of the reproduction's configuration."""
     from unskip.reproduce import reproduce
-    from unskip.reproduce.workers import STOPPED, Paused
+    from unskip.train import TrainingInterrupted
 
     hints = get_type_hints(entry.config, include_extras=True)
 
     def command(out: Path, record: Path | None, **fields: Any) -> None:
         try:
             written = reproduce(entry.name, out=out, record=record, **fields)
-        except Paused as ended:
+        except TrainingInterrupted as ended:
             Console(stderr=True, highlight=False, soft_wrap=True).print(str(ended), style="yellow", markup=False)
             raise typer.Exit(STOPPED) from None
         for line in (*written.outcome.lines, *map(str, written.files)):

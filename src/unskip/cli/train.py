@@ -6,9 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from unskip.cli import Importing
-
-STOPPED, DIVERGED = 75, 3  # exit codes; 75 is EX_TEMPFAIL, "try again later"
+from unskip.cli import DIVERGED, STOPPED, Importing
 
 
 def train(

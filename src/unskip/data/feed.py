@@ -28,6 +28,7 @@ from unskip.data.config import DataConfig
 from unskip.data.sets import DataSet, Split
 
 Batch = tuple[Tensor, Tensor]
+MAX_PIXELS = 2**21  # of an evaluation batch: 2,048 images of 32 px
 ORDER, SAMPLE, MIX = 1, 2, 3  # which stream of random numbers a seed is for
 
 
@@ -138,7 +139,8 @@ class Feed(ABC):
 
         Each process sees equally many batches, as FSDP needs; what fills up the last ones has weight 0.
         """
-        size = max(1, min(len(split), 4 * self.batch) // self.partition.world)
+        per_batch = max(4 * self.batch, MAX_PIXELS // self.data.image_size**2)
+        size = max(1, min(len(split), per_batch) // self.partition.world)
         each = -(-len(split) // self.partition.world)
         mine = torch.arange(self.partition.rank * each, (self.partition.rank + 1) * each)
         for at, (x, y) in zip(mine.split(size), self.plain_batches(split, mine.split(size)), strict=True):

@@ -1,6 +1,7 @@
 """Reproduce: the papers' figures and tables, each by one command. One file each; importing it registers its name."""
 
 from unskip.reproduce import (
+    cifar10_headlines,
     errata,
     noise_figure3,
     noise_figure11,
@@ -25,6 +26,7 @@ __all__ = [
     "PaperTable",
     "Reproduction",
     "Written",
+    "cifar10_headlines",
     "errata",
     "noise_figure3",
     "noise_figure11",

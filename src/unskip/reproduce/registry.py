@@ -8,7 +8,6 @@ reproductions.toml, which `unskip reproduce --help` reads too.
 import dataclasses
 import json
 import platform
-import shutil
 import time
 import tomllib
 from collections.abc import Callable
@@ -91,7 +90,7 @@ def reproduce(name: str, *, out: Path, record: Path | None = None, **fields: Any
 
     The record holds the numbers, the configuration, versions and the time taken. Where networks are trained, everything
     lies in OUT/NAME instead: the picture, their runs (a second call goes on with them), and the record as README.md,
-    results.json and logs, unless RECORD is another folder.
+    results.json, unless RECORD is another folder.
     """
     if name not in REPRODUCTIONS:
         raise ValueError(f"reproduce: there is no {name!r}.{nearest(name, list(REPRODUCTIONS))}")
@@ -131,8 +130,6 @@ def reproduce(name: str, *, out: Path, record: Path | None = None, **fields: Any
         text = "\n".join((f"# {entry.source}: {entry.shows}", "", *outcome.readme)) + "\n"
         readme.write_text(text, encoding="utf-8")
         files.insert(0, readme)
-    if entry.trains and record != out and (out / "logs").is_dir():
-        shutil.copytree(out / "logs", record / "logs", dirs_exist_ok=True)
     if outcome.figure is not None:
         files.insert(0, save(outcome.figure, out / f"{name}.png"))
     return Written(outcome=outcome, files=tuple(files))

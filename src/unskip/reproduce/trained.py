@@ -1,6 +1,6 @@
 """Tables and figures that need trained networks: their rows, what all of them let a user set, and what they write.
 
-A row is a recipe beside the number that the paper prints. Rows train several at a time (`unskip.reproduce.workers`);
+A row is a recipe beside the number that the paper prints. Rows train several at a time (`unskip.train.many`);
 rows of methods that are not ours to run stand in the table with the paper's number alone.
 """
 
@@ -19,11 +19,10 @@ from rich.console import Console
 from unskip._core.config import to_toml
 from unskip._core.text import nearest
 from unskip._core.version import __version__
-from unskip.data.sets import load
 from unskip.reproduce.images import IN_MEMORY
 from unskip.reproduce.papers import Cell
 from unskip.reproduce.registry import Outcome
-from unskip.reproduce.workers import Finished, train_all
+from unskip.train.many import Finished, run_many
 from unskip.train.recipe import Recipe
 
 
@@ -51,7 +50,8 @@ class Trained:
     )
     data: Annotated[Path | None, "where the data set lies; digits are embedded"] = None
     device: Annotated[str, "the device: auto, cpu or cuda"] = "auto"
-    at_once: Annotated[int | None, "networks that train at a time; 4 on a GPU and 1 on a CPU unless given"] = None
+    at_once: Annotated[int | None, "networks that train at a time; 8 on a GPU and 1 on a CPU unless given"] = None
+    minutes: Annotated[float | None, "pause after so many minutes; the same command goes on"] = None
     compile: Annotated[
         bool, "compile blocks with torch.compile, which takes its time for each network and is repaid by long runs"
     ] = False
@@ -64,7 +64,7 @@ class Trained:
             )
         if self.at_once is not None and self.at_once < 1:
             raise ValueError(
-                f"reproduce: --at-once {self.at_once} must be at least 1; leave it out for 4 on a GPU and 1 on a CPU."
+                f"reproduce: --at-once {self.at_once} must be at least 1; leave it out for 8 on a GPU and 1 on a CPU."
             )
         if self.seeds < 1:
             raise ValueError(f"reproduce: seeds={self.seeds} must be at least 1.")
@@ -106,6 +106,7 @@ def run_recipe(recipe: Recipe, config: Trained, seed: int) -> Recipe:
         precision=recipe.run.precision if config.gpu else "fp32",
         cuda_graph=config.gpu,
         compile="blocks" if config.compile else "no",
+        save_seconds=60.0,
     )
 
 
@@ -125,16 +126,14 @@ def train_rows(rows: Sequence[Row], config: Trained, folder: Path) -> dict[str, 
         for row in rows
         if row.recipe is not None
     }
-    data = load(next(iter(recipes.values())).data, config.data)  # what is wrong with it is said before anything starts
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    for note in data.notes:
-        console.print(f"Note: {note}.", markup=False)
-    results = train_all(
+    results = run_many(
         recipes,
-        folder,
-        data=config.data,
-        at_once=config.at_once or (4 if config.gpu else 1),
-        say=lambda words: console.print(words, markup=False),
+        folder / "runs",
+        data_dir=config.data,
+        at_once=config.at_once or (8 if config.gpu else 1),
+        minutes=config.minutes,
+        say=lambda sentence: console.print(sentence, markup=False),
     )
     return {
         row.name: [results[f"{row.name}_s{seed}"] for seed in range(config.seeds)]
@@ -253,7 +252,7 @@ def outcome(
         f"`unskip reproduce {name} {options}`: {seconds:.0f} s of training in all. "
         f"{', '.join(f'{key} {value}' for key, value in versions().items())}.",
         "",
-        "`results.json` has every run, `logs/` what each printed. What the rows' recipes have besides the defaults of "
+        "`results.json` has every run with its epochs. What the rows' recipes have besides the defaults of "
         "`unskip.train.Recipe`, for seed 0:",
         "",
         *[

@@ -10,6 +10,7 @@ curves.png            loss and error over the run, at its end
 
 import functools
 import os
+from concurrent.futures import Future, ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +40,8 @@ class RunFolder:
         self.path = Path(path).expanduser()
         self.checkpoint = self.path / "checkpoint.pt"
         self.metrics = self.path / "metrics.jsonl"
+        self.writer = ThreadPoolExecutor(1)  # writes checkpoints while training goes on
+        self.written: Future[None] | None = None
 
     def open(self, resume: Resume) -> bool:
         """Makes the folder ready and says whether there is a run to go on with. Never overwrites one."""
@@ -79,9 +82,17 @@ class RunFolder:
         return load_safetensors((self.path / name).read_bytes())
 
     def save(self, state: dict[str, Any]) -> None:
+        """Writes the checkpoint in the background; `wait` returns once it is on the disk."""
         data = BytesIO()
         torch.save({"format": FORMAT, **state}, data)
-        write_atomically(self.checkpoint, lambda file: file.write(data.getbuffer()))
+        self.wait()
+        self.written = self.writer.submit(write_atomically, self.checkpoint, lambda file: file.write(data.getbuffer()))
+
+    def wait(self) -> None:
+        """Waits for the checkpoint under way; what went wrong with it is raised here."""
+        if self.written is not None:
+            written, self.written = self.written, None
+            written.result()
 
     def load(self) -> dict[str, Any]:
         return load_checkpoint(self.checkpoint)

@@ -1,8 +1,10 @@
 """The machine around a run: Accelerate's device and processes, signals, determinism; all of it put back afterwards."""
 
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -92,13 +94,23 @@ def own_forward(network: nn.Module) -> Iterator[None]:
 
 
 class Stop:
-    """SIGTERM and SIGINT ask for a stop after the update under way; a second one acts as it always does."""
+    """SIGTERM, SIGINT or a time limit ask for a stop after the update under way; a second signal acts as usual.
+
+    Several runs may share one: signals reach the main thread only.
+    """
 
     signals = (signal.SIGTERM, signal.SIGINT)
 
-    def __init__(self) -> None:
-        self.asked = ""  # the name of the signal that came
+    def __init__(self, minutes: float | None = None) -> None:
+        self.signal = ""  # the name of the signal that came
+        self.minutes = minutes
+        self.deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
         self.before: dict[int, Any] = {}
+
+    @property
+    def asked(self) -> str:
+        """Who asked for a stop; '' while nobody has."""
+        return self.signal or (f"its limit of {self.minutes:g} minutes" if time.monotonic() > self.deadline else "")
 
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():
@@ -107,7 +119,7 @@ class Stop:
         return self
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        self.asked = signal.Signals(number).name
+        self.signal = signal.Signals(number).name
         self.restore()
 
     def restore(self) -> None:

@@ -92,6 +92,7 @@ class RunConfig(Section):
     keep: Literal["last", "best"] = "last"  # the weights that are tested at the end: the last or the best on validation
     recalibrate_batchnorm: NonNegative[int] = 0  # training images, as one batch, for BatchNorm at the end; 0: off
     save_steps: Free[NonNegative[int]] = 0  # updates between checkpoints, besides the end of each epoch
+    save_seconds: Free[NonNegative[float]] = 0.0  # at least so long between checkpoints at the ends of epochs
     log_steps: Free[Positive[int]] = 20  # updates between looks at the loss, which wait for the GPU
     tensorboard: Free[bool] = False  # writes OUT/tensorboard besides metrics.jsonl
 

@@ -5,14 +5,16 @@ result = unskip.train.run(Recipe.of(dataset="npz"), model=net, data_dir="usps.np
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unskip._core.errors import RUN_ERRORS, reason
+from unskip._core.rng import seeded
 from unskip.data import sets
 from unskip.data.sets import DataSet
 from unskip.models.build import build_network
@@ -92,17 +94,42 @@ def run(
     name = Path(recipe).stem if isinstance(recipe, str | Path) else recipe.network.model.replace(":", ".")
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     with machine.seeded_run(recipe.run):
-        accelerator = machine.make_accelerator(recipe)
+        machine.make_accelerator(recipe)  # refuses what this machine can't do before the data is read
         data = data or sets.load(recipe.data, data_dir)
-        own = "" if model is None else type(model).__name__
-        if model is None:  # the user's own recipe may name code of theirs
+        training = train_one(
+            recipe, model=model, data=data, out=out or Path("runs") / name, resume=resume, silent=silent,
+            penalties=penalties, constraints=constraints,
+        )  # fmt: skip
+        while True:
+            try:
+                next(training)
+            except StopIteration as ended:
+                return ended.value
+
+
+def train_one(
+    recipe: Recipe,
+    *,
+    model: nn.Module | None = None,
+    data: DataSet,
+    out: str | Path,
+    resume: Resume,
+    **more: Any,
+) -> Generator[None, None, Result]:
+    """Builds, trains and tests a model. Yields after each update, so that other models can take turns with it.
+
+    `more` goes to Training.
+    """
+    own = "" if model is None else type(model).__name__
+    if model is None:  # the user's own recipe may name code of theirs
+        with seeded(recipe.run.seed):
             model = build_network(recipe.network, num_classes=data.classes, in_chans=data.channels, allow_import=True)
-        try_out(model, data)
-        folder = RunFolder(out or Path("runs") / name)
-        with machine.own_forward(model):
-            training = Training(accelerator, recipe, model, data, folder, penalties, constraints, silent, own)
-            training.run(resume)
-            return finish(training)
+    try_out(model, data)
+    with machine.own_forward(model):
+        accelerator = machine.make_accelerator(recipe)
+        training = Training(accelerator, recipe, model, data, RunFolder(out), own=own, **more)
+        yield from training.updates(resume)
+        return finish(training)
 
 
 def try_out(model: nn.Module, data: DataSet) -> None:

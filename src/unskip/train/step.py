@@ -85,8 +85,9 @@ class GraphStep(Step):
         torch.cuda.current_stream(device).wait_stream(side)
         self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=side):
             self.stats = super().__call__(self.x, self.y)
+        torch.cuda.current_stream(device).wait_stream(side)
         self.graph = graph
         with torch.no_grad():
             for key, value in self.bare.state_dict().items():

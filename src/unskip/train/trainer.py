@@ -6,7 +6,7 @@ processes share it, and a run that was killed goes on from its checkpoint with t
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -53,8 +53,11 @@ class Training:
         constraints: Sequence[Constraint] = (),
         silent: bool = False,
         own: str = "",
+        stop: machine.Stop | None = None,
     ) -> None:
         self.own = own  # the class of a network that the recipe does not name
+        self.stop = stop or machine.Stop()
+        self.signals = nullcontext() if stop else self.stop  # a shared one is installed by whoever made it
         self.accelerator, self.recipe, self.folder, self.main = accelerator, recipe, folder, accelerator.is_main_process
         self.silent = silent or not self.main
         dtype = torch.float64 if recipe.run.precision == "fp64" else torch.float32
@@ -93,15 +96,16 @@ class Training:
         self.seconds = 0.0  # of all parts of the run
         self.best = math.inf  # validation error
         self.stuck = False  # whether the last epoch was no better than guessing
-        self.pending: list[tuple[dict[str, Any], Tensor]] = []  # updates that nobody has looked at
+        self.pending: list[tuple[dict[str, Any], Tensor]] = []  # updates whose numbers nobody has asked for
+        self.asked_for: list[tuple[list[dict[str, Any]], Tensor, torch.cuda.Event | None]] = []  # groups under way
 
     @property
     def doctor(self) -> str:
         """What looks into the network."""
         return "unskip.diagnose(network, batch)" if self.own else self.recipe.doctor
 
-    def run(self, resume: Resume) -> None:
-        """Trains to the end, from the start or from the checkpoint in the folder."""
+    def updates(self, resume: Resume) -> Iterator[None]:
+        """Trains to the end, from the start or from the checkpoint in the folder. Yields after each update."""
         recipe = self.recipe
         found = broadcast_object_list([self.folder.open(resume) if self.main else None])[0]
         rng.set_seed(recipe.run.seed, self.accelerator.process_index)
@@ -113,16 +117,17 @@ class Training:
             board = self.folder.path / "tensorboard" if recipe.run.tensorboard else None
             metrics = Metrics(self.folder.metrics, length, tensorboard=board, step=self.done)
         display = Display(epochs=recipe.run.epochs, steps=self.feed.steps, step=self.done, silent=self.silent)
-        with machine.Stop() as self.stop, metrics as self.metrics, display as self.display:
+        with self.signals, metrics as self.metrics, display as self.display:
             for note in self.data.notes:
                 display.say(f"Note: {note}.")
             if found:
                 display.say(f"Going on after update {self.done:,} of {self.total:,}.")
             self.clock = time.perf_counter()
             while self.done < self.total:
-                self.epoch()
+                yield from self.epoch()
+        self.folder.wait()
 
-    def epoch(self) -> None:
+    def epoch(self) -> Iterator[None]:
         """From wherever this epoch stands to its end: updates, validation, checkpoint."""
         epoch, start = divmod(self.done, self.feed.steps)
         began = time.perf_counter()
@@ -134,8 +139,10 @@ class Training:
             if self.ema is not None:
                 self.ema.update(self.bare, step=self.done)
             self.pending.append(({"kind": "step", "step": self.done, "epoch": epoch + 1, "lr": lr}, stats))
+            yield
             if self.done % self.recipe.run.log_steps == 0:
-                self.flush_metrics()
+                self.read_back()
+                self.flush_metrics(keep=1)  # what the GPU has finished long ago, so that it never waits for us
             if self.done % self.feed.steps == 0:
                 break  # the end of an epoch is saved after its validation
             if self.recipe.run.save_steps and self.done % self.recipe.run.save_steps == 0:
@@ -145,7 +152,8 @@ class Training:
         self.flush_metrics()
         images = (self.feed.steps - start) * self.recipe.run.batch
         self.close_epoch(epoch + 1, images / (time.perf_counter() - began))
-        saving.save(self)
+        if self.done == self.total or time.perf_counter() - self.clock >= self.recipe.run.save_seconds:
+            saving.save(self)
         if self.done < self.total:
             self.stop_if_asked()
 
@@ -175,16 +183,35 @@ class Training:
                 f"`{self.doctor}` says what to look at."
             )
 
-    def flush_metrics(self) -> None:
-        """Waits for the updates so far, writes them down, and stops a run whose loss is no number any more."""
+    def read_back(self) -> None:
+        """Asks for the numbers of the pending updates, without waiting for them."""
         if not self.pending:
             return
-        rows = [row for row, _ in self.pending]
         values = torch.stack([stats for _, stats in self.pending])
-        self.pending = []
         if self.accelerator.num_processes > 1:
             values = self.accelerator.reduce(values, reduction="mean")
-        for row, stats in zip(rows, values.double().tolist(), strict=True):
+        arrived = None
+        if values.is_cuda:
+            on_host = torch.empty_like(values, device="cpu", pin_memory=True)
+            values = on_host.copy_(values, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+        self.asked_for.append(([row for row, _ in self.pending], values, arrived))
+        self.pending = []
+
+    def flush_metrics(self, keep: int = 0) -> None:
+        """Writes down all updates but the last `keep` groups, and stops a run whose loss is no number any more."""
+        if not keep:
+            self.read_back()
+        while len(self.asked_for) > keep:
+            rows, values, arrived = self.asked_for.pop(0)
+            if arrived is not None:
+                arrived.synchronize()
+            self.write_down(rows, values.double().tolist())
+
+    def write_down(self, rows: list[dict[str, Any]], values: list[list[float]]) -> None:
+        """Appends updates to metrics.jsonl and to the sums of the epoch."""
+        for row, stats in zip(rows, values, strict=True):
             row.update(zip(STATS, stats, strict=True))
             self.sums = [a + b for a, b in zip(self.sums, stats, strict=True)]
         if self.metrics is not None:
@@ -213,6 +240,7 @@ class Training:
             asked = self.accelerator.reduce(mine, reduction="sum").item() > 0
         if asked:
             saving.save(self)
+            self.folder.wait()
             raise TrainingInterrupted(
                 f"train: stopped by {self.stop.asked or 'a signal'} after update {self.done:,} of {self.total:,} and "
                 f"saved in {self.folder.path}. Go on with --resume auto."

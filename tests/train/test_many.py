@@ -1,0 +1,50 @@
+"""Models that train at the same time are those that train alone, and go on where they were paused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.train.small import SMALL
+from unskip.train import TrainingInterrupted, run
+from unskip.train.many import finished, run_many
+
+RECIPES = {f"s{seed}": SMALL.replace(epochs=2, seed=seed, precision="fp64") for seed in range(3)}
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "weights.safetensors")
+
+
+def test_three_in_turns_are_three_alone(tmp_path: Path) -> None:
+    """Two at a time, so that the third starts beside one that is under way; in float64, to the last bit."""
+    said: list[str] = []
+    results = run_many(RECIPES, tmp_path / "many", at_once=2, say=said.append)
+    assert list(results) == list(RECIPES)
+    assert "Runs to train: 3 (epochs: 2), 2 at a time" in said[0]
+    assert "ms each with 2 models at a time" in said[-1]
+    for name, recipe in RECIPES.items():
+        alone = run(recipe, out=tmp_path / name, silent=True)
+        assert results[name].test_error == alone.test_error
+        assert results[name].test_loss == alone.test_loss
+        assert len(results[name].epochs) == 2
+        ours = weights(tmp_path / "many" / name)
+        for key, value in weights(tmp_path / name).items():
+            assert torch.equal(ours[key], value), key
+
+
+def test_a_time_limit_pauses_and_the_same_call_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(TrainingInterrupted, match=r"stopped by its limit of 1e-05 minutes after update \d+ of"):
+        run_many(RECIPES, tmp_path / "many", at_once=2, minutes=1e-5)
+    assert all(finished(tmp_path / "many" / name) is None for name in RECIPES)
+    results = run_many(RECIPES, tmp_path / "many", at_once=3)
+    assert results["s1"].test_loss == run(RECIPES["s1"], out=tmp_path / "alone", silent=True).test_loss
+
+
+def test_runs_that_can_not_share_a_device_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"must agree on precision, and 'other' has 'fp32', not 'fp64'"):
+        run_many({**RECIPES, "other": SMALL}, tmp_path)
+    with pytest.raises(ValueError, match="at_once=0 must be at least 1"):
+        run_many(RECIPES, tmp_path, at_once=0)
+    assert not list(tmp_path.iterdir())
