@@ -116,10 +116,10 @@ def test_the_doctor_shows_their_measure_of_their_method(toy: Path, tmp_path: Pat
     assert "toy_unskip.networks:residual, scaled" in shown
     assert "share of zeros" in shown
     assert "Zeros among the outputs" in page.read_text()
-    assert "About half of them behind a ReLU." in page.read_text()
+    assert "About half of them after a ReLU." in page.read_text()
     words = ["--measure", "share_of_zeros", "--batch-size", "16", "--input-size", "1x8x8", "--json"]
     series = json.loads(invoke("doctor", RESIDUAL, *words))["series"]
-    assert series["share_of_zeros"]["healthy"] == "About half of them behind a ReLU."
+    assert series["share_of_zeros"]["healthy"] == "About half of them after a ReLU."
     assert all(0.2 < value < 0.8 for value in series["share_of_zeros"]["values"])
     assert "layer_cushion" not in series
     assert "noise_to_signal" in series

@@ -92,7 +92,7 @@ def examine(candidate: Candidate) -> tuple[Verdict, dict[str, tuple[float, float
 def judge_all(name: str, fates: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """The verdicts on a list as lines of Markdown and as data. `doubtful` counts as wrong."""
     lines = [
-        "| network | error % | guess | fate | verdict | confidence | mechanism | near/far | difference | step "
+        "| network | error % | guess | fate | verdict | confidence | mechanism | noise-to-signal | difference | step "
         "| relative gradient | saturated |",
         "|---|---:|---|---|---|---:|---|---:|---:|---:|---:|---:|",
     ]
@@ -103,7 +103,7 @@ def judge_all(name: str, fates: dict[str, Any]) -> tuple[list[str], dict[str, An
             continue
         verdict, signs = examine(candidate)
         values = " | ".join(f"{signs[rule.__name__][0]:.2g}" if rule.__name__ in signs else "" for rule in RULES)
-        fate = verdict.fate if verdict.fate == known["fate"] else f"**{verdict.fate}**"
+        fate = verdict.outcome if verdict.outcome == known["fate"] else f"**{verdict.outcome}**"
         lines.append(
             f"| {candidate.name} | {known['error']:.1f} | {known['guess']} | {known['fate']} | {fate} "
             f"| {verdict.confidence:.2f} | {verdict.mechanism or ''} | {values} |"
@@ -114,7 +114,7 @@ def judge_all(name: str, fates: dict[str, Any]) -> tuple[list[str], dict[str, An
             "verdict": vars(verdict),
             "signs": {rule: {"value": value, "severity": severity} for rule, (value, severity) in signs.items()},
         }
-    right = sum(row["verdict"]["fate"] == row["fate"] for row in data.values())
+    right = sum(row["verdict"]["outcome"] == row["fate"] for row in data.values())
     return [*lines, "", f"{right} of {len(data)} right.", "", *margins(data)], data
 
 
@@ -128,7 +128,7 @@ def margins(data: dict[str, Any]) -> list[str]:
         if trained:
             worst = max(trained, key=lambda name: trained[name])
             lines.append(
-                f"- {rule}: most severe among those that train {trained[worst]:.2f} ({worst}); condemns {len(found)} "
+                f"- {rule}: most severe among those that train {trained[worst]:.2f} ({worst}); finds {len(found)} "
                 f"of those that fail, the least severe at {min(found, default=math.nan):.2f}."
             )
     return lines

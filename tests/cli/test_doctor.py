@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from unskip.cli.commands import app
-from unskip.doctor.page import LIMIT
+from unskip.doctor.page import MAX_BYTES
 
 
 def test_a_page_a_table_and_an_answer(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_a_page_a_table_and_an_answer(tmp_path: Path) -> None:
     assert "scikit-learn's digits, brought to 32 x 32 px, 16 x 3 x 32 x 32" in result.stdout
     assert f"Page: {out}" in result.stdout.replace("\n", "")
     page = out.read_text()
-    assert len(page.encode()) < LIMIT
+    assert len(page.encode()) < MAX_BYTES
     assert page.count('<article class="verdict') == 2
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
 
@@ -43,7 +43,7 @@ def test_json_on_stdout_is_json_alone() -> None:
     read = json.loads(result.stdout)
     assert read["name"] == "tests.doctor.small:mlp"
     assert read["batch"] == [64, 64]
-    assert read["verdict"]["fate"] in ("trains", "doubtful", "fails")
+    assert read["verdict"]["outcome"] in ("trains", "doubtful", "fails")
     again = CliRunner().invoke(app, words, catch_exceptions=False)
     assert again.stdout == result.stdout
 

@@ -1,4 +1,4 @@
-"""Reports made by hand: every kind of value that a page must show, and names that try to be more than text."""
+"""Handmade reports with every kind of value, and with names that try to inject markup."""
 
 import math
 
@@ -24,7 +24,7 @@ def report(
     name: str = "net",
     *,
     names: tuple[str, ...] = tuple(f"layer{i}.conv" for i in range(12)),
-    fate: str = "fails",
+    outcome: str = "fails",
     suspect: int | None = 5,
     scale: float = 1.0,
 ) -> Report:
@@ -46,8 +46,8 @@ def report(
         series("nowhere", [], ()),
     ]
     verdict = Verdict(
-        fate=fate,  # type: ignore[arg-type]
-        sentence=f"{name} will do what it will do.",
+        outcome=outcome,  # type: ignore[arg-type]
+        summary=f"{name} will do what it will do.",
         mechanism="dissipating",
         layer=None if suspect is None else names[suspect],
         remedies=("Use <b>fewer</b> layers.", "Ask again."),

@@ -23,7 +23,7 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def two(browser: Any, tmp_path: Path) -> Visit:
     file = tmp_path / "two.html"
-    report("first").to_html(file, against=report("second", names=OTHER, suspect=None, fate="trains", scale=2.0))
+    report("first").to_html(file, against=report("second", names=OTHER, suspect=None, outcome="trains", scale=2.0))
     return Visit(browser, file)
 
 
@@ -134,9 +134,9 @@ def test_the_numbers_behind_a_plot(two: Visit) -> None:
     texts = [rows.nth(i).inner_text().split("\t") for i in (0, 1, 2, 3, 8)]
     assert texts == [
         ["layer0.conv", "0"],
-        ["layer1.conv", "infinite"],
-        ["layer2.conv", "not measured here"],
-        ["layer3.conv", "minus infinite"],
+        ["layer1.conv", "infinity"],
+        ["layer2.conv", "not measured"],
+        ["layer3.conv", "minus infinity"],
         ["layer8.conv", "1"],
     ]
     assert figure.locator("tr.picked th").inner_text() == "layer5.conv"

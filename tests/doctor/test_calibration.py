@@ -46,6 +46,6 @@ def test_a_network_is_trained_and_judged_as_in_the_record(calibrate: ModuleType,
     assert "1 of 1 right." in lines
     recorded = json.loads((RECORD / "tune.json").read_text())["networks"][name]
     assert found["error"] == pytest.approx(recorded["error"], abs=2)  # percent; trained by another loop
-    assert found["fate"] == recorded["fate"] == found["verdict"]["fate"] == "trains"
+    assert found["fate"] == recorded["fate"] == found["verdict"]["outcome"] == "trains"
     for rule, sign in recorded["signs"].items():
         assert found["signs"][rule]["value"] == pytest.approx(sign["value"], rel=0.05), rule

@@ -1,4 +1,4 @@
-"""The page as a file: self-contained, small, and closed to markup in names."""
+"""The HTML page is self-contained and small, and escapes names."""
 
 import base64
 import hashlib
@@ -16,7 +16,7 @@ from unskip.doctor import page
 
 
 class Reader(HTMLParser):
-    """What a browser would find: elements with their attributes, and the text of scripts."""
+    """Elements with their attributes, and the text of scripts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -41,8 +41,8 @@ class Reader(HTMLParser):
         return json.loads(self.scripts[0])
 
 
-def test_the_page_needs_nothing_from_outside() -> None:
-    text = page.render([report("one"), report("two", fate="trains", suspect=None)])
+def test_the_page_loads_no_other_files() -> None:
+    text = page.render([report("one"), report("two", outcome="trains", suspect=None)])
     for tag, attributes in Reader(text).elements:
         for key in ("src", "href", "action", "data", "srcset"):
             assert attributes.get(key) in (None, "data:,", "#plots"), (tag, attributes)
@@ -52,7 +52,7 @@ def test_the_page_needs_nothing_from_outside() -> None:
 
 
 def test_only_the_two_scripts_of_the_page_may_run() -> None:
-    """The policy names their hashes, so a script that came in with a name would not run even if it got in."""
+    """The content security policy lists their hashes, so an injected script would not run."""
     reader = Reader(page.render([report()]))
     (policy,) = [a["content"] for tag, a in reader.elements if a.get("http-equiv") == "Content-Security-Policy"]
     assert policy is not None
@@ -74,7 +74,7 @@ def test_hostile_names_stay_text() -> None:
     assert "<!--" not in evil.split('id="data">')[1].split("</script>")[0]
 
 
-def test_what_the_plots_get_is_what_was_measured() -> None:
+def test_plots_get_the_measured_values() -> None:
     one = report()
     data = Reader(page.render([one])).data
     (network,) = data["networks"]
@@ -93,7 +93,7 @@ def test_what_the_plots_get_is_what_was_measured() -> None:
 
 
 def test_the_verdict_can_be_read_without_javascript() -> None:
-    text = page.render([report("some net", fate="doubtful")])
+    text = page.render([report("some net", outcome="doubtful")])
     words = " ".join(Reader(text.split("<script")[0]).words)
     for part in (
         "Doubtful",
@@ -102,29 +102,29 @@ def test_the_verdict_can_be_read_without_javascript() -> None:
         "layer5.conv",
         "75 %",
         "1,234",
-        "Loss of this batch",
+        "Loss on this batch",
     ):
         assert part in words
 
 
 @pytest.mark.parametrize("layers", [200, 6000])
 def test_a_page_stays_below_its_limit(layers: int) -> None:
-    """Far too many layers are thinned out, and the page says so."""
+    """With too many layers, plots show a part of them and a note says so."""
     many = tuple(f"a.rather.long.path.to.a.layer.{i}.conv" for i in range(layers))
     big = report(names=many)
     for i in range(20):
         more = replace(big.measured.series["noise_to_signal"], name=f"more_{i}")
         big.measured.series[more.name] = more
     text = page.render([big, big])
-    assert len(text.encode()) <= page.LIMIT == 1_500_000
+    assert len(text.encode()) <= page.MAX_BYTES == 1_500_000
     shown = Reader(text).data["networks"][0]
     step = math.ceil(layers / len(shown["layers"]))
     assert [layer["name"] for layer in shown["layers"]] == list(many[::step])
-    assert (f"one layer of {step}," in text) == (step > 1) == (layers > 1000)
+    assert (f"one layer in {step}," in text) == (step > 1) == (layers > 1000)
     assert shown["series"]["noise_to_signal"]["x"] == list(range(len(shown["layers"])))
 
 
-def test_a_file_that_can_not_be_written_is_said_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_file_that_can_not_be_written_raises_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^doctor: the file .* can't be written: .*choose another place\.$"):
         report().to_html(tmp_path / "nowhere" / "report.html")
     (tmp_path / "report.html").mkdir()

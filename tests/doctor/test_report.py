@@ -1,4 +1,4 @@
-"""Reports: what `unskip.diagnose` gives, as values, JSON and text."""
+"""Reports of `unskip.diagnose` as values, JSON and text."""
 
 import json
 import math
@@ -27,20 +27,20 @@ def deep(depth: int, gain: float) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(32, 10))
 
 
-def test_diagnose_measures_judges_and_leaves_the_network_alone() -> None:
-    net = deep(12, 0.05)
+def test_diagnose_measures_and_judges_and_leaves_the_model_unchanged() -> None:
+    model = deep(12, 0.05)
     images = torch.randn(32, 32)
-    before = {key: value.clone() for key, value in net.state_dict().items()}
-    found = unskip.diagnose(net, images, torch.arange(32) % 10, name="fading")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    found = unskip.diagnose(model, images, torch.arange(32) % 10, name="fading")
     assert found.name == "fading"
-    assert found.verdict.fate == "fails"  # the signal shrinks to 0.05^12
+    assert found.verdict.outcome == "fails"  # the signal shrinks to 0.05^12
     assert found.verdict.layer in {layer.name for layer in found.measured.layers}
     assert found.parameters == 12 * (32 * 32 + 32) + 330
     assert found.batch == (32, 32)
     variance = found.measured.series["activation_variance"]
     assert variance.values[0] > 1e6 * min(variance.values[-10:-1])
-    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
-    assert not any(module._forward_hooks for module in net.modules())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert not any(module._forward_hooks for module in model.modules())
     assert unskip.diagnose(nn.Sequential(nn.Linear(32, 4)), images).name == "Sequential"
 
 
@@ -51,14 +51,14 @@ def test_measures_are_chosen_and_added() -> None:
         As many as units."""
         return y.numel() / len(y)
 
-    net, x = nn.Sequential(nn.Linear(32, 8), nn.ReLU(), nn.Linear(8, 4)), torch.randn(16, 32)
-    found = unskip.diagnose(net, x, measures=["weights", entries])
+    model, x = nn.Sequential(nn.Linear(32, 8), nn.ReLU(), nn.Linear(8, 4)), torch.randn(16, 32)
+    found = unskip.diagnose(model, x, measures=["weights", entries])
     series = found.measured.series
     assert series["entries"].values == (8, 8, 4)
     assert "weight_deviation" in series
     assert "noise_to_signal" in series  # the verdict's own
     assert "layer_cushion" not in series
-    assert found.verdict == unskip.diagnose(net, x).verdict
+    assert found.verdict == unskip.diagnose(model, x).verdict
     assert found.as_dict()["series"]["entries"]["healthy"] == "As many as units."
     assert "entries" in text(found.table)
     assert "Entries per sample" in render([found])
@@ -75,8 +75,8 @@ def test_wrong_arguments_get_a_sentence() -> None:
 
 def test_tokens_and_several_arguments_are_diagnosed() -> None:
     tokens = torch.randint(11, (16, 9))
-    net = nn.Sequential(nn.Embedding(11, 6), nn.Flatten(), nn.Linear(54, 4))
-    assert unskip.diagnose(net, tokens).batch == (16, 9)
+    model = nn.Sequential(nn.Embedding(11, 6), nn.Flatten(), nn.Linear(54, 4))
+    assert unskip.diagnose(model, tokens).batch == (16, 9)
     two = nn.Bilinear(5, 6, 4)
     batch = (torch.randn(16, 5), torch.randn(16, 6))
     assert unskip.diagnose(two, batch).batch == (16, 5)
@@ -85,11 +85,11 @@ def test_tokens_and_several_arguments_are_diagnosed() -> None:
 
 
 def test_json_holds_everything(tmp_path: Path) -> None:
-    one, other = report("one"), report("two", fate="trains", suspect=None)
+    one, other = report("one"), report("two", outcome="trains", suspect=None)
     one.to_json(tmp_path / "report.json", against=other)
     read = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)  # NaN is not JSON
     assert read["against"]["name"] == "two"
-    assert read["verdict"]["fate"] == "fails"
+    assert read["verdict"]["outcome"] == "fails"
     assert read["verdict"]["layer"] == "layer5.conv"
     assert read["numbers"] == {"loss": 2.3, "nothing": None, "endless": "inf"}
     assert read["series"]["gradient_norm"]["values"][:5] == [0.0, "inf", None, "-inf", 1e-4]
@@ -106,7 +106,7 @@ def text(*what: object, width: int = 100) -> str:
     return console.export_text()
 
 
-def test_the_table_shows_course_and_ends() -> None:
+def test_the_table_shows_a_sparkline_and_first_last_and_extremes() -> None:
     shown = text(report().table)
     (line,) = [line for line in shown.splitlines() if "noise to signal" in line]
     assert line.split()[3:] == ["▁▁▁▁▁▂▂▂▃▄▆█", "1", "86.5", "1", "86.5"]
@@ -124,11 +124,11 @@ def test_two_networks_in_one_table_share_a_scale() -> None:
 
 
 def test_the_verdict_in_a_terminal() -> None:
-    shown = text(verdict_lines(report("[bold]net", fate="doubtful")))
-    assert shown.splitlines()[0] == "? Doubtful  [bold]net  (how sure: 75 %)"
+    shown = text(verdict_lines(report("[bold]net", outcome="doubtful")))
+    assert shown.splitlines()[0] == "? Doubtful  [bold]net  (confidence: 75 %)"
     assert "[bold]net will do what it will do." in shown
     assert "- Use <b>fewer</b> layers." in shown
-    assert "Looked at with noise, 8 x 3 x 4 x 4." in shown
+    assert "Measured on noise, 8 x 3 x 4 x 4." in shown
 
 
 def test_a_sparkline_is_as_long_as_it_has_room_and_values() -> None:

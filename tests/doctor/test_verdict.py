@@ -1,4 +1,4 @@
-"""The verdict: on real networks, good and bad, and on measures that are missing or not numbers."""
+"""The verdict: on real networks, good and bad, and with measures that are missing or not finite."""
 
 import dataclasses
 import math
@@ -15,12 +15,12 @@ from unskip.doctor import Verdict, judge
 from unskip.doctor.verdict import (
     DIFFERENCE,
     FAMILIES,
-    NEAR_FAR,
-    RELATIVE,
-    SATURATED,
+    MAX_CONFIDENCE,
+    MAX_CONFIDENCE_LARGE,
+    NOISE_TO_SIGNAL,
+    RELATIVE_GRADIENT,
+    SATURATION,
     STEP,
-    SUREST,
-    SUREST_FAR,
     Limit,
     differences,
     singularity,
@@ -49,28 +49,28 @@ def mlp(depth: int, act: type[nn.Module], deviation: float, norm: type[nn.Module
     return nn.Sequential(*layers, nn.Linear(64, 10))
 
 
-def verdict_on(network: nn.Module) -> Verdict:
-    return judge(measure(network, *digits(), families=FAMILIES))
+def verdict_on(model: nn.Module) -> Verdict:
+    return judge(measure(model, *digits(), families=FAMILIES))
 
 
 def blank(**changes: object) -> Measured:
     return dataclasses.replace(Measured(series={}, numbers={}, layers=(), notes=()), **changes)  # type: ignore[arg-type]
 
 
-def check_whole(verdict: Verdict) -> None:
-    """What every condemning verdict owes the reader."""
-    assert re.match(r"[A-Z].*\.$", verdict.sentence, re.DOTALL)
+def check_negative(verdict: Verdict) -> None:
+    """Every negative verdict names mechanism, layer and remedies."""
+    assert re.match(r"[A-Z].*\.$", verdict.summary, re.DOTALL)
     assert verdict.mechanism is not None
-    assert verdict.mechanism in verdict.sentence
+    assert verdict.mechanism in verdict.summary
     assert verdict.layer is not None
-    assert repr(verdict.layer) in verdict.sentence
+    assert repr(verdict.layer) in verdict.summary
     assert verdict.remedies
-    assert verdict.remedies[0] in verdict.sentence
+    assert verdict.remedies[0] in verdict.summary
     for remedy in verdict.remedies:
         assert re.match(r"[A-Z].*\.$", remedy)
         for method in re.findall(r"method='(\w+)'", remedy):
             assert method in method_names()
-    assert 0.5 <= verdict.confidence <= SUREST
+    assert 0.5 <= verdict.confidence <= MAX_CONFIDENCE
 
 
 FAILING = {
@@ -87,22 +87,22 @@ FAILING = {
 def test_networks_that_fail(case: str) -> None:
     build, mechanism, remedy = FAILING[case]
     torch.manual_seed(3)
-    network = build()
-    verdict = verdict_on(network)
-    assert verdict.fate == "fails"
+    model = build()
+    verdict = verdict_on(model)
+    assert verdict.outcome == "fails"
     assert verdict.mechanism == mechanism
-    check_whole(verdict)
-    assert verdict.layer in dict(network.named_modules())
+    check_negative(verdict)
+    assert verdict.layer in dict(model.named_modules())
     assert any(remedy in one for one in verdict.remedies)
 
 
 def test_a_plain_network_of_110_layers_loses_its_input() -> None:
     torch.manual_seed(3)
-    network = unskip.plainify(cifar_resnet(110, in_chans=1), "plain")
-    verdict = verdict_on(network)
-    assert (verdict.fate, verdict.mechanism) == ("fails", "dissipating")
-    check_whole(verdict)
-    assert "method='pnnh'" in verdict.sentence
+    model = unskip.plainify(cifar_resnet(110, in_chans=1), "plain")
+    verdict = verdict_on(model)
+    assert (verdict.outcome, verdict.mechanism) == ("fails", "dissipating")
+    check_negative(verdict)
+    assert "method='pnnh'" in verdict.summary
     assert verdict.layer is not None
     assert verdict.layer.startswith(("layer1", "layer2", "layer3"))
 
@@ -110,134 +110,134 @@ def test_a_plain_network_of_110_layers_loses_its_input() -> None:
 @pytest.mark.parametrize("method", [None, "pnnh"])
 def test_residual_and_pnnh_networks_train(method: str | None) -> None:
     torch.manual_seed(3)
-    network: nn.Module = cifar_resnet(56, in_chans=1)
-    verdict = verdict_on(network if method is None else unskip.plainify(network, method))
-    assert verdict.fate == "trains"
-    assert verdict.sentence.endswith(".")
+    model: nn.Module = cifar_resnet(56, in_chans=1)
+    verdict = verdict_on(model if method is None else unskip.plainify(model, method))
+    assert verdict.outcome == "trains"
+    assert verdict.summary.endswith(".")
     assert verdict.mechanism is None
     assert verdict.layer is None
     assert verdict.remedies == ()
-    assert 0.5 <= verdict.confidence <= SUREST
+    assert 0.5 <= verdict.confidence <= MAX_CONFIDENCE
 
 
-def test_a_shallow_network_trains_where_the_deep_one_of_its_kind_fails() -> None:
+def test_a_shallow_network_trains_although_its_deep_version_fails() -> None:
     torch.manual_seed(3)
-    assert verdict_on(mlp(6, nn.ReLU, math.sqrt(2), nn.BatchNorm1d)).fate == "trains"
+    assert verdict_on(mlp(6, nn.ReLU, math.sqrt(2), nn.BatchNorm1d)).outcome == "trains"
 
 
-def test_on_larger_images_than_the_limits_come_from_it_is_less_sure_and_says_so() -> None:
+def test_confidence_is_lower_on_large_images() -> None:
     torch.manual_seed(3)
     measured = measure(unskip.plainify(cifar_resnet(110, in_chans=1), "plain"), *digits(), families=FAMILIES)
     assert measured.shape == digits()[0].shape
     small, big = judge(measured), judge(dataclasses.replace(measured, shape=(64, 1, 96, 96)))
-    assert small.fate == big.fate == "fails"
-    assert small.confidence == SUREST
-    assert big.confidence == SUREST_FAR
-    assert "smaller images" in big.sentence
-    assert "smaller images" not in small.sentence
-    check_whole(big)
+    assert small.outcome == big.outcome == "fails"
+    assert small.confidence == MAX_CONFIDENCE
+    assert big.confidence == MAX_CONFIDENCE_LARGE
+    assert "smaller images" in big.summary
+    assert "smaller images" not in small.summary
+    check_negative(big)
 
 
-def test_of_a_trained_network_it_is_not_sure_and_says_so() -> None:
+def test_confidence_is_lower_for_trained_networks() -> None:
     torch.manual_seed(3)
     measured = measure(cifar_resnet(20, in_chans=1), *digits(), families=FAMILIES)
     fresh, trained = judge(measured), judge(measured, trained=True)
-    assert fresh.fate == trained.fate == "trains"
+    assert fresh.outcome == trained.outcome == "trains"
     assert fresh.confidence > 0.5 == trained.confidence
-    assert trained.sentence.startswith(fresh.sentence)
-    assert "limits are those of untrained networks" in trained.sentence
-    assert judge(blank(numbers={"loss": math.nan}), trained=True).fate == "fails"
-    assert "untrained" not in judge(blank(numbers={"loss": math.nan}), trained=True).sentence  # needs no limit
+    assert trained.summary.startswith(fresh.summary)
+    assert "limits are for untrained networks" in trained.summary
+    assert judge(blank(numbers={"loss": math.nan}), trained=True).outcome == "fails"
+    assert "untrained" not in judge(blank(numbers={"loss": math.nan}), trained=True).summary  # needs no limit
 
 
 def test_numbers_that_are_not_finite() -> None:
-    network = mlp(4, nn.ReLU, 1.0)
+    model = mlp(4, nn.ReLU, 1.0)
     with torch.no_grad():
-        network[5].weight.fill_(math.inf)
-    verdict = verdict_on(network)
-    assert verdict.fate == "fails"
+        model[5].weight.fill_(math.inf)
+    verdict = verdict_on(model)
+    assert verdict.outcome == "fails"
     assert verdict.layer == "5"
-    assert "NaN" in verdict.sentence
-    assert judge(blank(numbers={"loss": math.nan})).fate == "fails"
+    assert "NaN" in verdict.summary
+    assert judge(blank(numbers={"loss": math.nan})).outcome == "fails"
 
 
 def test_nothing_measured_is_doubtful() -> None:
     verdict = judge(blank())
-    assert verdict.fate == "doubtful"
+    assert verdict.outcome == "doubtful"
     assert verdict.confidence == 0.5
-    assert verdict.sentence.endswith(".")
+    assert verdict.summary.endswith(".")
     assert verdict.remedies
 
 
-def test_one_input_condemns_nobody() -> None:
-    """Behind a norm of one image's positions their mean is 0, and so is its gradient."""
+def test_a_single_input_is_doubtful() -> None:
+    """After a norm over the positions of one image, their mean is 0, and so is its gradient."""
     verdict = judge(measure(unskip.create_model("pnnh_resnet20"), torch.randn(1, 3, 32, 32)))
-    assert verdict.fate == "doubtful"
-    assert "from a single input" in verdict.sentence
+    assert verdict.outcome == "doubtful"
+    assert "A single input" in verdict.summary
 
 
-def test_half_a_measurement_acquits_nobody_but_can_condemn() -> None:
+def test_with_missing_measures_no_network_is_healthy_but_some_fail() -> None:
     x, y = digits()
     torch.manual_seed(3)
     healthy = measure(cifar_resnet(20, in_chans=1), x, y, families=FAMILIES)
-    assert judge(healthy).fate == "trains"
+    assert judge(healthy).outcome == "trains"
     no_gradient = dataclasses.replace(
         healthy, series={name: series for name, series in healthy.series.items() if "gradient" not in name}
     )
-    assert judge(no_gradient).fate == "doubtful"
-    assert "gradient" in judge(no_gradient).sentence
-    assert judge(measure(mlp(40, nn.Tanh, 0.7), x, y, families=["gradient"])).fate == "fails"
-    assert judge(measure(cifar_resnet(20, in_chans=1), x, y, families=["gradient"])).fate == "doubtful"
+    assert judge(no_gradient).outcome == "doubtful"
+    assert "gradient" in judge(no_gradient).summary
+    assert judge(measure(mlp(40, nn.Tanh, 0.7), x, y, families=["gradient"])).outcome == "fails"
+    assert judge(measure(cifar_resnet(20, in_chans=1), x, y, families=["gradient"])).outcome == "doubtful"
 
 
-def test_a_head_that_starts_at_zero_hides_gradients_and_condemns_nobody() -> None:
-    network = mlp(4, nn.ReLU, 1.4)
-    nn.init.zeros_(network[-1].weight)
-    verdict = verdict_on(network)
-    assert verdict.fate == "doubtful"
-    assert "starts at zero" in verdict.sentence
-    nn.init.normal_(network[-1].weight, 0, 0.1)
-    assert verdict_on(network).fate == "trains"
+def test_a_head_that_starts_at_zero_is_doubtful() -> None:
+    model = mlp(4, nn.ReLU, 1.4)
+    nn.init.zeros_(model[-1].weight)
+    verdict = verdict_on(model)
+    assert verdict.outcome == "doubtful"
+    assert "starts at zero" in verdict.summary
+    nn.init.normal_(model[-1].weight, 0, 0.1)
+    assert verdict_on(model).outcome == "trains"
 
 
-def test_a_transformer_is_told_to_leave_sgd() -> None:
+def test_a_transformer_gets_adamw_as_a_remedy() -> None:
     options = {"img_size": 8, "patch_size": 2, "in_chans": 1, "num_classes": 10}
     verdict = verdict_on(VisionTransformer(**options, embed_dim=48, depth=6, num_heads=4))
-    assert (verdict.fate, verdict.mechanism) == ("fails", "vanishing gradient")
-    check_whole(verdict)
-    assert verdict.sentence.startswith("This network will most likely not train with SGD: ")
-    assert "AdamW" in verdict.sentence
+    assert (verdict.outcome, verdict.mechanism) == ("fails", "vanishing gradient")
+    check_negative(verdict)
+    assert verdict.summary.startswith("This network will most likely not train with SGD: ")
+    assert "AdamW" in verdict.summary
     deep = verdict_on(mlp(40, nn.ReLU, 0.7))  # here all inputs look alike too, and no optimiser would help
     assert deep.mechanism == "vanishing gradient"
-    assert deep.sentence.startswith("This network will most likely not train: ")
+    assert deep.summary.startswith("This network will most likely not train: ")
 
 
-def test_averaging_positions_makes_inputs_alike_and_condemns_nobody() -> None:
+def test_global_pooling_does_not_count_as_singularity() -> None:
     torch.manual_seed(3)
     convolutions = [
         layer for _ in range(2) for layer in (nn.LazyConv2d(32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU())
     ]
-    network = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+    model = nn.Sequential(*convolutions, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
     x, y = digits()
     x = nn.functional.interpolate(x, size=24)
-    network(x)
-    measured = measure(network, x, y, families=FAMILIES)
+    model(x)
+    measured = measure(model, x, y, families=FAMILIES)
     differ = differences(measured)
     found = singularity(measured)
     assert found is not None
     assert found.value == differ["5"] > 3 * differ["6"]  # the last ReLU, and the pooling
 
 
-def test_branches_that_start_at_zero_are_no_vanishing_gradient() -> None:
-    network = cifar_resnet(20, in_chans=1)
-    for name, parameter in network.named_parameters():
+def test_branches_that_start_at_zero_do_not_count_as_a_vanishing_gradient() -> None:
+    model = cifar_resnet(20, in_chans=1)
+    for name, parameter in model.named_parameters():
         if name.endswith("bn2.weight"):
             nn.init.zeros_(parameter)
-    assert verdict_on(network).fate == "trains"
+    assert verdict_on(model).outcome == "trains"
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0])
-def test_judge_answers_whatever_the_numbers_are(bad: float) -> None:
+def test_judge_accepts_any_numbers(bad: float) -> None:
     torch.manual_seed(3)
     measured = measure(mlp(5, nn.ReLU, 1.4, nn.BatchNorm1d), *digits())
     all_bad = {
@@ -249,18 +249,18 @@ def test_judge_answers_whatever_the_numbers_are(bad: float) -> None:
     worse += [dataclasses.replace(measured, numbers=measured.numbers | {name: bad}) for name in measured.numbers]
     for one in worse:
         verdict = judge(one)
-        assert verdict.fate in ("trains", "doubtful", "fails")
-        assert verdict.sentence.endswith(".")
-        assert 0.5 <= verdict.confidence <= SUREST
+        assert verdict.outcome in ("trains", "doubtful", "fails")
+        assert verdict.summary.endswith(".")
+        assert 0.5 <= verdict.confidence <= MAX_CONFIDENCE
 
 
 def test_a_network_of_one_layer_and_a_batch_of_two() -> None:
     verdict = judge(measure(nn.Linear(5, 3), torch.randn(2, 5)))
-    assert verdict.fate in ("trains", "doubtful", "fails")
-    assert judge(measure(nn.Linear(5, 3).requires_grad_(False), torch.randn(20, 5))).fate == "doubtful"
+    assert verdict.outcome in ("trains", "doubtful", "fails")
+    assert judge(measure(nn.Linear(5, 3).requires_grad_(False), torch.randn(20, 5))).outcome == "doubtful"
 
 
-@pytest.mark.parametrize("limit", [NEAR_FAR, DIFFERENCE, STEP, RELATIVE, SATURATED], ids=str)
+@pytest.mark.parametrize("limit", [NOISE_TO_SIGNAL, DIFFERENCE, STEP, RELATIVE_GRADIENT, SATURATION], ids=str)
 def test_severity_is_0_at_the_limit_and_1_where_the_slack_ends(limit: Limit) -> None:
     assert limit.severity(limit.at) == 0
     assert limit.severity(limit.at * limit.slack) == pytest.approx(1)
@@ -270,8 +270,8 @@ def test_severity_is_0_at_the_limit_and_1_where_the_slack_ends(limit: Limit) -> 
 def test_near_the_limit_a_verdict_is_doubtful_and_names_the_reason() -> None:
     torch.manual_seed(3)
     measured = measure(cifar_resnet(20, in_chans=1), *digits(), families=FAMILIES)
-    verdict = judge(dataclasses.replace(measured, numbers=measured.numbers | {"input_dissipation": NEAR_FAR.at}))
-    assert (verdict.fate, verdict.mechanism) == ("doubtful", "dissipating")
+    verdict = judge(dataclasses.replace(measured, numbers=measured.numbers | {"input_dissipation": NOISE_TO_SIGNAL.at}))
+    assert (verdict.outcome, verdict.mechanism) == ("doubtful", "dissipating")
     assert verdict.confidence == pytest.approx(0.5)
 
 
@@ -280,30 +280,30 @@ def test_a_hostile_layer_name_is_quoted() -> None:
     series = Series(name="relative_gradient", title="", label="", layers=(name,), values=(1e-9,), healthy="", source="")
     verdict = judge(blank(series={"relative_gradient": series}))
     assert verdict.layer == name
-    assert repr(name) in verdict.sentence
+    assert repr(name) in verdict.summary
 
 
 def test_weights_that_are_not_finite_are_named() -> None:
-    network = mlp(4, nn.ReLU, 1.0)
+    model = mlp(4, nn.ReLU, 1.0)
     with torch.no_grad():
-        network[5].weight[0, 0] = math.nan
-    verdict = judge(measure(network, *digits()))
-    assert verdict.remedies == ("The weights of layer '5' are not finite: make or load them again.",)
-    assert verdict.remedies[0] in verdict.sentence
+        model[5].weight[0, 0] = math.nan
+    verdict = judge(measure(model, *digits()))
+    assert verdict.remedies == ("The weights of layer '5' are not finite: initialise or load them again.",)
+    assert verdict.remedies[0] in verdict.summary
 
 
 def test_a_network_whose_backward_pass_fails_does_not_train() -> None:
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Sigmoid(), nn.ReLU(inplace=True), nn.Linear(32, 10))
-    verdict = verdict_on(network)
-    assert verdict.fate == "fails"
-    assert "backward pass fails" in verdict.sentence
-    assert "inplace=False" in verdict.sentence
-    network[3].inplace = False
-    assert verdict_on(network).fate != "fails"
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Sigmoid(), nn.ReLU(inplace=True), nn.Linear(32, 10))
+    verdict = verdict_on(model)
+    assert verdict.outcome == "fails"
+    assert "backward pass fails" in verdict.summary
+    assert "inplace=False" in verdict.summary
+    model[3].inplace = False
+    assert verdict_on(model).outcome != "fails"
 
 
-def test_a_network_of_zeros_is_told_to_start_from_something() -> None:
-    network = mlp(4, nn.ReLU, 0.0)
-    verdict = verdict_on(network)
-    assert verdict.fate == "fails"
-    assert "Initialise the weights larger" in verdict.sentence
+def test_a_network_of_zeros_needs_larger_weights() -> None:
+    model = mlp(4, nn.ReLU, 0.0)
+    verdict = verdict_on(model)
+    assert verdict.outcome == "fails"
+    assert "Initialise the weights larger" in verdict.summary

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 
-def snapshot(network: nn.Module) -> dict[str, object]:
+def snapshot(model: nn.Module) -> dict[str, object]:
     """Everything that a measurement must leave as it was."""
     return {
-        "state": {key: value.clone() for key, value in network.state_dict().items()},
-        "modes": [module.training for module in network.modules()],
-        "grads": [None if p.grad is None else p.grad.clone() for p in network.parameters()],
-        "requires": [p.requires_grad for p in network.parameters()],
+        "state": {key: value.clone() for key, value in model.state_dict().items()},
+        "modes": [module.training for module in model.modules()],
+        "grads": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "requires": [p.requires_grad for p in model.parameters()],
         "torch": torch.get_rng_state(),
         "numpy": np.random.get_state()[1].tolist(),
         "python": random.getstate(),
@@ -32,10 +32,10 @@ def same(left: object, right: object) -> bool:
     return left == right
 
 
-def hooks(network: nn.Module) -> int:
+def hooks(model: nn.Module) -> int:
     return sum(
         len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
-        for module in network.modules()
+        for module in model.modules()
     )
 
 
@@ -106,14 +106,14 @@ def networks(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
     if draw(st.booleans()):
         parts += [nn.AdaptiveAvgPool2d(1), nn.Flatten()] if images else []
         parts += [nn.Linear(width, draw(st.integers(1, 4)))]
-    network = nn.Sequential(*parts)
-    for module in network.modules():
+    model = nn.Sequential(*parts)
+    for module in model.modules():
         module.training = draw(st.booleans())
-    for parameter in network.parameters():
+    for parameter in model.parameters():
         parameter.requires_grad_(draw(st.integers(0, 4)) > 0)
         if draw(st.integers(0, 4)) == 0:
             parameter.grad = torch.randn_like(parameter)
         if draw(st.integers(0, 20)) == 0:
             parameter.data.fill_(draw(st.sampled_from([0.0, float("nan"), float("inf"), 1e30])))
     samples = draw(st.sampled_from([1, 2, 5, 20]))
-    return network, torch.randn(samples, width, 5, 5) if images else torch.randn(samples, width)
+    return model, torch.randn(samples, width, 5, 5) if images else torch.randn(samples, width)

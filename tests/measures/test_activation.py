@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 from unskip.measures import measure
-from unskip.measures.activation import dead_units, share_above, survival
+from unskip.measures.activation import dead_units, fraction_above, survival
 
 
 def test_by_hand() -> None:
     x = torch.tensor([[0.0, -1.0, 0.04, 60.0], [0.0, 3.0, -0.06, 0.0]])
     assert survival(x) == 3 / 8
-    assert share_above(x, 0.05) == 4 / 8
-    assert share_above(x, 50) == 1 / 8
+    assert fraction_above(x, 0.05) == 4 / 8
+    assert fraction_above(x, 50) == 1 / 8
     assert dead_units(x) == 1 / 4  # the first column never moves
     assert dead_units(torch.full((5, 3), 7.0)) == 1.0
 
@@ -25,20 +25,20 @@ def test_units_of_an_image_are_its_channels() -> None:
 
 
 def test_statistics_are_numpys() -> None:
-    network = nn.Sequential(nn.Linear(6, 7), nn.ReLU(inplace=True), nn.Linear(7, 3))
+    model = nn.Sequential(nn.Linear(6, 7), nn.ReLU(inplace=True), nn.Linear(7, 3))
     x = torch.randn(50, 6)
-    series = measure(network, x, families=["activation"]).series
-    for index, output in enumerate([network[0](x), network[:2](x), network(x)]):
+    series = measure(model, x, families=["activation"]).series
+    for index, output in enumerate([model[0](x), model[:2](x), model(x)]):
         y = output.detach().double().numpy()
         assert series["activation_mean"].values[index] == pytest.approx(y.mean(), rel=1e-4)
         assert series["activation_variance"].values[index] == pytest.approx(y.var(), rel=1e-4)
         assert series["activation_maximum"].values[index] == pytest.approx(np.abs(y).max(), rel=1e-5)
     assert series["surviving_units"].layers == ("1",)
-    assert series["surviving_units"].values == pytest.approx([(network[:2](x) > 0).double().mean().item()])
+    assert series["surviving_units"].values == pytest.approx([(model[:2](x) > 0).double().mean().item()])
 
 
-def test_the_worst_share_of_dead_units_is_of_those_that_have_one() -> None:
-    """One number for the whole batch is no unit among others."""
+def test_dead_units_leave_out_layers_without_units() -> None:
+    """A layer with one number per sample has no fraction of dead units."""
 
     class Gate(nn.Module):
         def __init__(self) -> None:

@@ -34,11 +34,11 @@ def test_layer_cushion_by_hand() -> None:
 
 
 def test_bias_is_no_part_of_the_layer_cushion() -> None:
-    network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(5 * 36, 4))
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(5 * 36, 4))
     x = torch.randn(6, 3, 8, 8)
-    before = measure(network, x, families=["cushion"]).series["layer_cushion"]
-    network[0].bias.data.add_(100.0)
-    after = measure(network, x, families=["cushion"]).series["layer_cushion"]
+    before = measure(model, x, families=["cushion"]).series["layer_cushion"]
+    model[0].bias.data.add_(100.0)
+    after = measure(model, x, families=["cushion"]).series["layer_cushion"]
     assert after.values[0] == pytest.approx(before.values[0], rel=1e-3)
 
 
@@ -53,7 +53,7 @@ def test_small_jacobians_are_exact() -> None:
 def test_hutchinson_is_right_within_its_error() -> None:
     block = nn.Sequential(nn.Linear(40, 60), nn.ReLU(inplace=True), nn.Linear(60, 30)).double()
     x = torch.randn(64, 40, dtype=torch.float64)
-    values, errors = interlayer_cushion(block, x, exact=0, probes=16)
+    values, errors = interlayer_cushion(block, x, max_exact=0, probes=16)
     away = (values - exact(block, x)) / errors
     assert errors.min() > 0
     assert away.abs().median() < 1.2  # 0.7 for a normal error
@@ -62,7 +62,7 @@ def test_hutchinson_is_right_within_its_error() -> None:
 
 
 def test_batch_norm_makes_a_plain_block_scale_free() -> None:
-    """Why the paper's plain block has 2.7e-7 beside 0.20: J x = 0, since BatchNorm undoes any scaling of x."""
+    """The paper's plain block has 2.7e-7, its residual one 0.20: J x = 0, because BatchNorm undoes any scaling of x."""
     plain = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6, eps=1e-12), nn.ReLU()).double()
     x = torch.randn(20, 6, dtype=torch.float64)
     plain[0].bias.data.zero_()
@@ -89,8 +89,8 @@ def test_blocks_of_known_networks() -> None:
 
 
 def test_transformers_and_networks_without_blocks() -> None:
-    network = timm.create_model("test_vit", num_classes=4)
-    series = measure(network, torch.randn(3, 3, 160, 160), families=["cushion"]).series["interlayer_cushion"]
+    model = timm.create_model("test_vit", num_classes=4)
+    series = measure(model, torch.randn(3, 3, 160, 160), families=["cushion"]).series["interlayer_cushion"]
     assert all(value > 0 for value in series.values)
-    assert len(series.values) == len(network.blocks)
+    assert len(series.values) == len(model.blocks)
     assert measure(nn.Linear(4, 3), torch.randn(5, 4), families=["cushion"]).series["interlayer_cushion"].values == ()

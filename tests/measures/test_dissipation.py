@@ -1,4 +1,4 @@
-"""Information survives depth, or does not (Zhang et al. 2024, section 3): near/far at initialisation."""
+"""Input dissipation at initialisation (Zhang et al. 2024, section 3)."""
 
 from pathlib import Path
 
@@ -37,11 +37,11 @@ def random_images() -> Tensor:
     return torch.randn(IMAGES, 3, 32, 32)
 
 
-def ratio(network: nn.Module, images: Tensor) -> float:
-    """near/far at the last block, 1 % noise, BatchNorm in training mode."""
+def ratio(model: nn.Module, images: Tensor) -> float:
+    """Noise-to-signal ratio at the last block, 1 % noise, BatchNorm in training mode."""
     noisy = images + 0.01 * images.std() * torch.randn_like(images)
-    last = f"layer3.{len(network.layer3) - 1}"
-    features = record_outputs(network.train(), [last], torch.cat([images, noisy]))[last]
+    last = f"layer3.{len(model.layer3) - 1}"
+    features = record_outputs(model.train(), [last], torch.cat([images, noisy]))[last]
     return noise_to_signal(*features.chunk(2))
 
 
@@ -55,14 +55,14 @@ def test_the_input_survives_110_layers_of_pnnh_and_not_of_a_plain_network(images
 
 
 def test_the_papers_scale_loses_more() -> None:
-    """Why the last convolution starts at 0.3 of He's: at 1, and with whole transitions, most of the input is gone."""
+    """At He's scale and with whole transitions most of the input is lost; ours starts at 0.3 of that scale."""
     x = random_images()
     ours = ratio(unskip.create_model("pnnh_resnet110"), x)
     literal = ratio(unskip.create_model("pnnh_resnet110", scale=1.0, transition="whole"), x)
     assert literal > 0.4 > 0.3 > ours
 
 
-def test_near_far_by_hand() -> None:
+def test_noise_to_signal_by_hand() -> None:
     clean = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 10.0]])
     noisy = clean + torch.tensor([[0.0, 1.0], [2.0, 0.0], [0.0, 4.0]])
     # distances between images: 5, 10, sqrt(9 + 36); to the copies: 1, 2, 4
@@ -74,19 +74,19 @@ def test_images_that_have_become_one_are_lost() -> None:
 
 
 @pytest.mark.parametrize("shapes", [((1, 4), (1, 4)), ((3, 4), (3, 5))])
-def test_near_far_refuses_what_it_can_not_compare(shapes: tuple) -> None:
-    with pytest.raises(ValueError, match="same shape and at least two images"):
+def test_noise_to_signal_refuses_what_it_can_not_compare(shapes: tuple) -> None:
+    with pytest.raises(ValueError, match="same shape and at least two samples"):
         noise_to_signal(*(torch.zeros(shape) for shape in shapes))
 
 
 def test_recording_leaves_no_trace() -> None:
-    network = unskip.create_model("pnnh_resnet20").train()
-    before = {key: value.clone() for key, value in network.state_dict().items()}
-    record_outputs(network, ["layer1.0", "layer3"], torch.randn(2, 3, 32, 32))
+    model = unskip.create_model("pnnh_resnet20").train()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    record_outputs(model, ["layer1.0", "layer3"], torch.randn(2, 3, 32, 32))
     with pytest.raises(RuntimeError):
-        record_outputs(network, ["layer1.0", "layer3"], torch.randn(2, 5, 32, 32))
+        record_outputs(model, ["layer1.0", "layer3"], torch.randn(2, 5, 32, 32))
     with pytest.raises(ValueError, match="has no module 'layer9'"):
-        record_outputs(network, ["layer1.0", "layer9"], torch.randn(2, 3, 32, 32))
-    assert not any(module._forward_hooks for module in network.modules())
-    assert network.training
-    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+        record_outputs(model, ["layer1.0", "layer9"], torch.randn(2, 3, 32, 32))
+    assert not any(module._forward_hooks for module in model.modules())
+    assert model.training
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())

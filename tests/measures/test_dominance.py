@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import unskip
 from unskip._core.modules import preserved
 from unskip.measures import Probe, measure
-from unskip.measures.dominance import bands, dominant, sampling, shares
+from unskip.measures.dominance import bands, dominant, fractions, squared_error
 from unskip.theory import expected_dominance_residual
 
 
@@ -27,30 +27,30 @@ def test_bands() -> None:
 
 
 def test_a_sample_of_all_has_no_error() -> None:
-    assert sampling([0.0, 1.0, 0.5], 3) == 0
-    assert sampling([0.0, 1.0], 200) == pytest.approx(0.25 * 0.99)
+    assert squared_error([0.0, 1.0, 0.5], 3) == 0
+    assert squared_error([0.0, 1.0], 200) == pytest.approx(0.25 * 0.99)
 
 
 def test_every_channel_against_jacobians() -> None:
-    network = nn.Sequential(
+    model = nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(4, 6, 3), nn.ReLU(inplace=True),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3),
     ).double()  # fmt: skip
     x, y = torch.randn(3, 2, 5, 5, dtype=torch.float64), torch.tensor([0, 2, 1])
-    with preserved(network):
-        probe = Probe(network, x, y)
+    with preserved(model):
+        probe = Probe(model, x, y)
         probe.collect([])
         classifier = next(layer for layer in probe.layers if layer.kind == "linear")
-        layers, values, errors = shares(probe, classifier, samples=3, channels=None)
+        layers, values, errors = fractions(probe, classifier, samples=3, channels=None)
     assert [layer.name for layer in layers] == ["1", "3"]
     assert errors == [0, 0]
 
     def tail(a: Tensor) -> Tensor:  # from the first activation to a^(L)
-        return F.relu(network[2](a)).mean((2, 3))
+        return F.relu(model[2](a)).mean((2, 3))
 
-    a = F.relu(network[0](x)).detach()
+    a = F.relu(model[0](x)).detach()
     last = tail(a).detach().requires_grad_()
-    (signal,) = torch.autograd.grad(F.cross_entropy(network[6](last), y), last)
+    (signal,) = torch.autograd.grad(F.cross_entropy(model[6](last), y), last)
     jacobian = torch.autograd.functional.jacobian(lambda s: tail(s).sum(0), a)  # (6, 3, 4, 5, 5)
     theta = torch.einsum("jbihw,bj->bijhw", jacobian, signal)
     share = []
@@ -71,12 +71,12 @@ def test_a_linear_residual_network_is_as_theory_expects() -> None:
             linear = nn.Linear(n, n, bias=False)
             linear.weight.data = torch.eye(n) + epsilon * torch.randn(n, n)
             layers += [linear, nn.LeakyReLU(1.0)]
-        network = nn.Sequential(*layers, nn.Linear(n, 10, bias=False)).double()
-        batch = torch.randn(8, n, dtype=torch.float64)
-        with preserved(network):
-            probe = Probe(network, batch)
+        model = nn.Sequential(*layers, nn.Linear(n, 10, bias=False)).double()
+        example = torch.randn(8, n, dtype=torch.float64)
+        with preserved(model):
+            probe = Probe(model, example)
             probe.collect([])
-            found, share, _ = shares(probe, probe.layers[-1], samples=8, channels=None)
+            found, share, _ = fractions(probe, probe.layers[-1], samples=8, channels=None)
         assert len(found) == depth
         values.append(share[0])
     expected = expected_dominance_residual(n, hops=depth - 1, p=1.0, epsilon=epsilon, sigma_A=1.0)

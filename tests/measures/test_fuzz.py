@@ -1,4 +1,4 @@
-"""Any small random network: an answer or a sentence, and no trace."""
+"""Small random models: a result or a clear error, and an unchanged model."""
 
 import pytest
 import torch
@@ -9,16 +9,16 @@ from tests.measures.networks import hooks, networks, same, snapshot
 from unskip.measures import Measured, measure
 
 
-def check(network: nn.Module, batch: Tensor) -> None:
-    before, kept = snapshot(network), batch.clone()
+def check(model: nn.Module, example: Tensor) -> None:
+    before, kept = snapshot(model), example.clone()
     try:
-        measured: Measured | str = measure(network, batch)
+        measured: Measured | str = measure(model, example)
     except ValueError as error:
         measured = str(error)
-    assert same(before, snapshot(network))
-    assert hooks(network) == 0
-    assert torch.equal(batch, kept)
-    assert not batch.requires_grad
+    assert same(before, snapshot(model))
+    assert hooks(model) == 0
+    assert torch.equal(example, kept)
+    assert not example.requires_grad
     if isinstance(measured, str):
         assert measured.startswith("measure: ")
         assert measured.endswith(".")

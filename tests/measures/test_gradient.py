@@ -22,20 +22,20 @@ def deep(act: type[nn.Module], depth: int = 20, width: int = 128) -> nn.Sequenti
 
 
 def test_norms_are_those_of_backward() -> None:
-    network = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
     x, y = torch.randn(5, 6), torch.randint(4, (5,))
-    measured = measure(network, x, y, families=["gradient"])
-    hidden = network[:2](x)
+    measured = measure(model, x, y, families=["gradient"])
+    hidden = model[:2](x)
     hidden.retain_grad()
-    F.cross_entropy(network[2](hidden), y).backward()
+    F.cross_entropy(model[2](hidden), y).backward()
     assert measured.series["gradient_norm"].layers == ("0", "2")
-    expected = [network[0].weight.grad.norm().item(), network[2].weight.grad.norm().item()]
+    expected = [model[0].weight.grad.norm().item(), model[2].weight.grad.norm().item()]
     assert measured.series["gradient_norm"].values == pytest.approx(expected, rel=1e-5)
     back = dict(
         zip(*(getattr(measured.series["activation_gradient_norm"], k) for k in ("layers", "values")), strict=True)
     )
     assert back["1"] == pytest.approx(hidden.grad.norm().item(), rel=1e-5)
-    assert measured.numbers["loss"] == pytest.approx(F.cross_entropy(network(x), y).item(), rel=1e-5)
+    assert measured.numbers["loss"] == pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-5)
 
 
 def test_growth_is_numpys_straight_line() -> None:
@@ -55,9 +55,9 @@ def test_gradients_grow_as_theory_says(act: type[nn.Module]) -> None:
     rates, ratios = [], []
     for seed in range(4):
         torch.manual_seed(seed)
-        network, x = deep(act), torch.randn(128, 128)
+        model, x = deep(act), torch.randn(128, 128)
         signal = torch.randn(128, 128)
-        measured = measure(network, x, loss=lambda y, _, s=signal: (y * s).sum(), families=["gradient", "scaling"])
+        measured = measure(model, x, loss=lambda y, _, s=signal: (y * s).sum(), families=["gradient", "scaling"])
         rates.append(measured.numbers["gradient_growth"])
         ratios.append(measured.numbers["activation_rate"])
     expected = growth_rate(act())
@@ -66,8 +66,8 @@ def test_gradients_grow_as_theory_says(act: type[nn.Module]) -> None:
 
 
 def test_saturation_is_where_no_gradient_comes_back() -> None:
-    network = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
-    network[0].weight.data.mul_(300)
-    assert measure(network, torch.randn(16, 8)).numbers["gradient_blocked"] > 0.9
-    network[0].weight.data.mul_(1 / 3000)
-    assert measure(network, torch.randn(16, 8)).numbers["gradient_blocked"] == 0
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    model[0].weight.data.mul_(300)
+    assert measure(model, torch.randn(16, 8)).numbers["gradient_blocked"] > 0.9
+    model[0].weight.data.mul_(1 / 3000)
+    assert measure(model, torch.randn(16, 8)).numbers["gradient_blocked"] == 0

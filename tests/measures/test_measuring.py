@@ -1,4 +1,4 @@
-"""`measure` on any network: it answers or says why not, and leaves no trace."""
+"""`measure` on any model: it returns a result or a clear error, and leaves the model unchanged."""
 
 import random
 from collections.abc import Callable
@@ -29,18 +29,18 @@ def convnet() -> nn.Sequential:
 
 
 def test_no_trace_is_left() -> None:
-    network = convnet()
-    network[1].eval()
-    network[6].bias.requires_grad_(False)
-    network(torch.randn(2, 3, 8, 8)).sum().backward()
-    before = snapshot(network)
-    measured = measure(network, torch.randn(4, 3, 8, 8))
-    after = snapshot(network)
+    model = convnet()
+    model[1].eval()
+    model[6].bias.requires_grad_(False)
+    model(torch.randn(2, 3, 8, 8)).sum().backward()
+    before = snapshot(model)
+    measured = measure(model, torch.randn(4, 3, 8, 8))
+    after = snapshot(model)
     before["torch"] = after["torch"]  # the batch was drawn in between
     assert same(before, after)
-    assert hooks(network) == 0
+    assert hooks(model) == 0
     assert measured.numbers["loss"] > 0
-    assert any("1 of 6 parameters take no gradient" in note for note in measured.notes)
+    assert any("1 of 6 parameters are not measured" in note for note in measured.notes)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -59,17 +59,17 @@ def test_no_trace_after_an_error(error: type[BaseException], where: str) -> None
     def stop(gradient: Tensor) -> None:
         raise error("stop")
 
-    network = nn.Sequential(convnet(), Bad())
-    batch = torch.randn(4, 3, 8, 8)
-    before = snapshot(network)
-    if where == "backward" and error is RuntimeError:  # as far as it goes is an answer too
-        assert any("stop. No gradients measured." in note for note in measure(network, batch).notes)
+    model = nn.Sequential(convnet(), Bad())
+    example = torch.randn(4, 3, 8, 8)
+    before = snapshot(model)
+    if where == "backward" and error is RuntimeError:  # the forward pass is still measured
+        assert any("as it would in training: stop." in note for note in measure(model, example).notes)
     else:
         with pytest.raises((ValueError, KeyboardInterrupt), match="stop"):
-            measure(network, batch)
-    assert same(before, snapshot(network))
-    assert hooks(network) == 0
-    assert batch.grad is None
+            measure(model, example)
+    assert same(before, snapshot(model))
+    assert hooks(model) == 0
+    assert example.grad is None
 
 
 class Reused(nn.Module):
@@ -119,7 +119,7 @@ class Output:
 
 
 @pytest.mark.parametrize(
-    ("network", "batch"),
+    ("model", "example"),
     [
         (convnet(), torch.randn(4, 3, 8, 8)),
         (Reused(), torch.randn(6, 5)),
@@ -143,11 +143,11 @@ class Output:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_it_answers(network: nn.Module, batch: object) -> None:
-    before = snapshot(network)
-    measured = measure(network, batch)
-    assert same(before, snapshot(network))
-    assert hooks(network) == 0
+def test_any_model_is_measured(model: nn.Module, example: object) -> None:
+    before = snapshot(model)
+    measured = measure(model, example)
+    assert same(before, snapshot(model))
+    assert hooks(model) == 0
     assert measured.layers
     assert len({layer.name for layer in measured.layers}) == len(measured.layers)
     names = {layer.name for layer in measured.layers}
@@ -157,43 +157,43 @@ def test_it_answers(network: nn.Module, batch: object) -> None:
 
 
 def test_the_same_seed_gives_the_same_numbers() -> None:
-    network, batch = convnet(), torch.randn(16, 3, 8, 8)
-    first, second, other = measure(network, batch), measure(network, batch), measure(network, batch, seed=1)
+    model, example = convnet(), torch.randn(16, 3, 8, 8)
+    first, second, other = measure(model, example), measure(model, example), measure(model, example, seed=1)
     assert first.numbers == pytest.approx(second.numbers, nan_ok=True)
     assert first.numbers["loss"] != other.numbers["loss"]
 
 
-def test_a_network_with_nan_gets_an_answer() -> None:
-    network = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
-    network[2].weight.data[0, 0] = float("nan")
-    measured = measure(network, torch.randn(16, 5))
-    assert any("'2' is the first whose output is not finite" in note for note in measured.notes)
+def test_a_model_with_nan_is_measured() -> None:
+    model = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
+    model[2].weight.data[0, 0] = float("nan")
+    measured = measure(model, torch.randn(16, 5))
+    assert any("'2' is the first with NaN or infinite outputs" in note for note in measured.notes)
 
 
-def test_a_batch_of_inference_mode_is_measured_like_any() -> None:
-    network = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
+def test_a_batch_made_in_inference_mode_is_measured() -> None:
+    model = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
     with torch.inference_mode():
-        batch, target = torch.randn(16, 5), torch.arange(16) % 3
-        found = measure(network, batch, target).numbers
-    assert found == measure(network, batch.clone(), target.clone()).numbers
+        example, targets = torch.randn(16, 5), torch.arange(16) % 3
+        found = measure(model, example, targets).numbers
+    assert found == measure(model, example.clone(), targets.clone()).numbers
 
 
 def test_one_sample_is_measured_in_evaluation_mode() -> None:
-    network = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
-    measured = measure(network, torch.randn(1, 5))
+    model = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    measured = measure(model, torch.randn(1, 5))
     assert any("evaluation mode" in note for note in measured.notes)
-    assert network.training
+    assert model.training
 
 
 @pytest.mark.parametrize(
-    ("network", "batch", "options", "words"),
+    ("model", "example", "options", "words"),
     [
-        (nn.Linear(5, 3), torch.randn(4, 7), {}, r"Linear does not take a batch of float32 \(4, 7\)"),
-        (nn.Linear(5, 3), "images", {}, "batch must be a tensor"),
+        (nn.Linear(5, 3), torch.randn(4, 7), {}, r"Linear fails on a batch of float32 \(4, 7\)"),
+        (nn.Linear(5, 3), "images", {}, "example must be a tensor"),
         (nn.Linear(5, 3), torch.randn(0, 5), {}, "at least one sample"),
         (Returns(lambda y: None), torch.randn(4, 5), {}, "without a floating-point tensor"),
-        (nn.Linear(5, 3), torch.randn(4, 5), {"targets": torch.zeros(3, dtype=torch.long)}, r"target of shape \(3,\)"),
-        (nn.Linear(5, 3), torch.randn(4, 5), {"targets": [1, 2]}, "target must be a tensor"),
+        (nn.Linear(5, 3), torch.randn(4, 5), {"targets": torch.zeros(3, dtype=torch.long)}, r"targets of shape \(3,\)"),
+        (nn.Linear(5, 3), torch.randn(4, 5), {"targets": [1, 2]}, "targets must be a tensor"),
         (nn.Linear(5, 3), torch.randn(4, 5), {"loss": lambda y, t: y}, "one number"),
         (
             nn.Linear(5, 3),
@@ -204,35 +204,35 @@ def test_one_sample_is_measured_in_evaluation_mode() -> None:
         (nn.Linear(5, 3), torch.randn(4, 5), {"families": [1]}, "1 is neither the name of a measure"),
         (nn.Linear(5, 3), torch.randn(4, 5), {"families": "gradient"}, "families='gradient' must be a list"),
         (nn.LazyLinear(3), torch.randn(4, 5), {}, "lazy parameters"),
-        (Unhooked(), torch.randn(4, 5), {}, "nothing to measure"),
+        (Unhooked(), torch.randn(4, 5), {}, "no layers to measure"),
         (lambda x: x, torch.randn(4, 5), {}, "must be a torch.nn.Module"),
     ],
 )
-def test_errors_are_sentences(network: nn.Module, batch: object, options: dict, words: str) -> None:
+def test_errors_are_sentences(model: nn.Module, example: object, options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words) as caught:
-        measure(network, batch, **options)
+        measure(model, example, **options)
     assert str(caught.value).startswith("measure: ")
     assert str(caught.value).endswith(".")
 
 
 def test_wrapped_networks_are_unwrapped() -> None:
-    network, batch = convnet(), torch.randn(4, 3, 8, 8)
-    expected = measure(network, batch)
-    for wrapped in (torch.compile(network), nn.DataParallel(network), torch.compile(nn.DataParallel(network))):
-        assert measure(wrapped, batch).numbers == pytest.approx(expected.numbers, nan_ok=True)
-    network[0].compile()  # compiled in part: runs eagerly while measured, so that the hooks see it
-    assert [layer.name for layer in measure(network, batch).layers] == [layer.name for layer in expected.layers]
+    model, example = convnet(), torch.randn(4, 3, 8, 8)
+    expected = measure(model, example)
+    for wrapped in (torch.compile(model), nn.DataParallel(model), torch.compile(nn.DataParallel(model))):
+        assert measure(wrapped, example).numbers == pytest.approx(expected.numbers, nan_ok=True)
+    model[0].compile()  # compiled in part: runs eagerly while measured, so that the hooks see it
+    assert [layer.name for layer in measure(model, example).layers] == [layer.name for layer in expected.layers]
 
 
 def test_a_ddp_wrapped_network_is_unwrapped_and_trains_on(tmp_path: Path) -> None:
-    network, batch = convnet(), torch.randn(4, 3, 8, 8)
-    expected = measure(network, batch)
+    model, example = convnet(), torch.randn(4, 3, 8, 8)
+    expected = measure(model, example)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        wrapped = nn.parallel.DistributedDataParallel(network)
-        assert measure(wrapped, batch).numbers == pytest.approx(expected.numbers, nan_ok=True)
-        wrapped(batch).square().mean().backward()
-        assert all(parameter.grad is not None for parameter in network.parameters())
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        assert measure(wrapped, example).numbers == pytest.approx(expected.numbers, nan_ok=True)
+        wrapped(example).square().mean().backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
     finally:
         torch.distributed.destroy_process_group()
 
@@ -257,7 +257,7 @@ def test_a_family_of_your_own(own_registry: None) -> None:
     mine = Family(
         name="mine",
         forward=lambda layer, x, y: y.numel(),
-        report=lambda probe: Findings(numbers={"entries": sum(layer.kept["mine"] for layer in probe.layers)}),
+        report=lambda probe: Findings(numbers={"entries": sum(layer.forward_stats["mine"] for layer in probe.layers)}),
     )
     assert measure(nn.Linear(5, 3), torch.randn(4, 5), families=[mine]).numbers["entries"] == 12
     assert register_measure(mine, default=False) is mine
@@ -274,25 +274,27 @@ def test_a_function_of_a_layer_is_a_measure(own_registry: None) -> None:
         """How many outputs are zero.
 
         About half of them
-        behind a ReLU.
+        after a ReLU.
         """
         return (y == 0).double().mean().item() if layer.kind == "activation" else None
 
-    network, x = nn.Sequential(nn.Linear(5, 40), nn.ReLU(), nn.Linear(40, 3)), torch.randn(64, 5)
-    series = measure(network, x).series["share_of_zeros"]  # registered measures are measured unless others are chosen
+    model, x = nn.Sequential(nn.Linear(5, 40), nn.ReLU(), nn.Linear(40, 3)), torch.randn(64, 5)
+    series = measure(model, x).series["share_of_zeros"]  # registered measures are measured unless others are chosen
     assert series.layers == ("1",)
-    assert series.values[0] == pytest.approx((network[0](x) <= 0).float().mean().item())
-    assert (series.title, series.healthy) == ("How many outputs are zero", "About half of them behind a ReLU.")
-    assert measure(network, x, families=[share_of_zeros]).series.keys() == {"share_of_zeros"}
+    assert series.values[0] == pytest.approx((model[0](x) <= 0).float().mean().item())
+    assert (series.title, series.healthy) == ("How many outputs are zero", "About half of them after a ReLU.")
+    assert measure(model, x, families=[share_of_zeros]).series.keys() == {"share_of_zeros"}
 
 
-def test_weights_that_are_made_from_others_are_weights_of_their_layer() -> None:
-    made = nn.utils.parametrizations
-    network = nn.Sequential(made.weight_norm(nn.Linear(5, 6)), nn.ReLU(), made.spectral_norm(nn.Linear(6, 3)))
-    batch = torch.randn(16, 5)
-    before = snapshot(network)
-    measured = measure(network, batch)
-    assert same(before, snapshot(network))
+def test_parametrized_weights_belong_to_their_layer() -> None:
+    parametrizations = nn.utils.parametrizations
+    model = nn.Sequential(
+        parametrizations.weight_norm(nn.Linear(5, 6)), nn.ReLU(), parametrizations.spectral_norm(nn.Linear(6, 3))
+    )
+    example = torch.randn(16, 5)
+    before = snapshot(model)
+    measured = measure(model, example)
+    assert same(before, snapshot(model))
     assert [(layer.name, layer.kind) for layer in measured.layers] == [
         ("0", "linear"),
         ("1", "activation"),
@@ -303,9 +305,9 @@ def test_weights_that_are_made_from_others_are_weights_of_their_layer() -> None:
         assert np.isfinite(measured.series[name].values).all()
 
 
-def test_a_backward_pass_that_fails_is_told() -> None:
-    network = nn.Sequential(nn.Linear(5, 5), nn.Sigmoid(), nn.ReLU(inplace=True), nn.Linear(5, 3))
-    failure = measure(network, torch.randn(16, 5)).failure
+def test_a_backward_pass_that_fails_is_reported() -> None:
+    model = nn.Sequential(nn.Linear(5, 5), nn.Sigmoid(), nn.ReLU(inplace=True), nn.Linear(5, 3))
+    failure = measure(model, torch.randn(16, 5)).failure
     assert failure is not None
     assert "inplace" in failure
     assert measure(nn.Linear(5, 3), torch.randn(16, 5)).failure is None

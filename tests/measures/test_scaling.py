@@ -14,12 +14,12 @@ from unskip.measures import measure
 
 def test_linear_batch_norm_and_relu_are_as_in_theory() -> None:
     torch.manual_seed(1)
-    network = nn.Sequential(nn.Linear(200, 300, bias=False), nn.BatchNorm1d(300), nn.ReLU(inplace=True))
-    nn.init.normal_(network[0].weight, std=0.2)
+    model = nn.Sequential(nn.Linear(200, 300, bias=False), nn.BatchNorm1d(300), nn.ReLU(inplace=True))
+    nn.init.normal_(model[0].weight, std=0.2)
     x, signal = torch.randn(512, 200), torch.randn(512, 300)
-    series = measure(network, x, loss=lambda y, _: (y * signal).sum(), families=["scaling"]).series
+    series = measure(model, x, loss=lambda y, _: (y * signal).sum(), families=["scaling"]).series
     forward, backward = series["forward_ratio"].values, series["backward_ratio"].values
-    linear = theory.linear(network[0].weight.detach().numpy())
+    linear = theory.linear(model[0].weight.detach().numpy())
     relu = theory.activation(torch.relu)
     norm = theory.batch_norm(linear.forward, batch=512)
     for index, expected in enumerate([linear, norm, relu]):
@@ -38,17 +38,17 @@ def test_a_branch_counts_only_what_came_through_it() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + self.branch(x)
 
-    network = nn.Sequential(nn.Linear(6, 6), Residual())
+    model = nn.Sequential(nn.Linear(6, 6), Residual())
     x, signal = torch.randn(40, 6), torch.randn(40, 6)
-    series = measure(network, x, loss=lambda y, _: (y * signal).sum(), families=["scaling"]).series
+    series = measure(model, x, loss=lambda y, _: (y * signal).sum(), families=["scaling"]).series
     back = dict(zip(series["backward_ratio"].layers, series["backward_ratio"].values, strict=True))
-    through = signal @ network[1].branch.weight.detach()
+    through = signal @ model[1].branch.weight.detach()
     assert back["1.branch"] == pytest.approx((through.var(0).mean() / signal.var(0).mean()).item(), rel=1e-4)
 
 
 def test_sequences_and_reused_modules_have_ratios_too() -> None:
-    network = nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True)
-    series = measure(network, torch.randn(16, 5, 8), families=["scaling"]).series
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True)
+    series = measure(model, torch.randn(16, 5, 8), families=["scaling"]).series
     values = dict(zip(series["backward_ratio"].layers, series["backward_ratio"].values, strict=True))
     assert all(math.isfinite(values[name]) for name in ("linear1", "linear2", "norm1", "norm2"))
     blocks = torchvision.models.resnet18(num_classes=4)

@@ -43,22 +43,22 @@ def test_collinearity_is_numpys_mean_correlation() -> None:
 
 
 def test_layers_of_a_network() -> None:
-    network = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3))
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3))
     x = torch.randn(8, 3, 9, 9)
-    series = measure(network, x, families=["singularity"]).series
+    series = measure(model, x, families=["singularity"]).series
     with torch.no_grad():
-        h = network[0](x).movedim(1, -1).flatten(0, -2)
+        h = model[0](x).movedim(1, -1).flatten(0, -2)
     assert series["activation_condition"].values[0] == pytest.approx(np.linalg.cond(h.numpy()), rel=1e-4)
     assert series["collinearity"].values[0] == pytest.approx(collinearity(covariance(h)), rel=1e-4)
-    weights = [np.linalg.cond(network[index].weight.detach().flatten(1).numpy()) for index in (0, 2)]
+    weights = [np.linalg.cond(model[index].weight.detach().flatten(1).numpy()) for index in (0, 2)]
     assert series["weight_condition"].values == pytest.approx(weights, rel=1e-4)
 
 
 def test_a_layer_of_copies_is_singular() -> None:
-    network = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
-    network[0].weight.data[:] = network[0].weight.data[0].clone()
-    network[0].bias.data.zero_()
-    series = measure(network, torch.randn(32, 5), families=["singularity"]).series
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    model[0].weight.data[:] = model[0].weight.data[0].clone()
+    model[0].bias.data.zero_()
+    series = measure(model, torch.randn(32, 5), families=["singularity"]).series
     assert series["activation_condition"].values[0] == math.inf
     assert series["collinearity"].values[0] == pytest.approx(1)
     assert series["effective_rank"].values[0] == pytest.approx(1 / 8, rel=1e-3)

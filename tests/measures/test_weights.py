@@ -17,14 +17,14 @@ def test_id_entries_are_where_a_skip_adds_one() -> None:
 
 
 def test_table_of_a_network() -> None:
-    network = nn.Sequential(nn.Conv2d(3, 3, 3, bias=False), nn.Flatten(), nn.Linear(3 * 36, 4))
-    nn.init.dirac_(network[0].weight)
-    nn.init.constant_(network[2].weight, 0.1)
-    measured = measure(network, torch.randn(4, 3, 8, 8), families=["weights"])
-    assert measured.series["id_share"].values == pytest.approx([1.0, 4 / 432])
+    model = nn.Sequential(nn.Conv2d(3, 3, 3, bias=False), nn.Flatten(), nn.Linear(3 * 36, 4))
+    nn.init.dirac_(model[0].weight)
+    nn.init.constant_(model[2].weight, 0.1)
+    measured = measure(model, torch.randn(4, 3, 8, 8), families=["weights"])
+    assert measured.series["id_fraction"].values == pytest.approx([1.0, 4 / 432])
     assert measured.numbers["weight_mass"] == pytest.approx(3 + 43.2)
     assert measured.numbers["weight_mass_large"] == pytest.approx(3)
     assert measured.numbers["weight_mass_id"] == pytest.approx(3.4)
-    weights = torch.cat([network[0].weight.flatten(), network[2].weight.flatten()])
+    weights = torch.cat([model[0].weight.flatten(), model[2].weight.flatten()])
     assert measured.numbers["weight_mean"] == pytest.approx(weights.mean().item())
     assert measured.numbers["weight_deviation"] == pytest.approx(weights.std(unbiased=False).item())

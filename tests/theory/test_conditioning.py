@@ -9,7 +9,7 @@ from unskip.theory import condition_number, relative_change_bound
 
 
 def changes(n: int, N: int, eta: float, seed: int) -> tuple[float, float]:
-    """κ(X), and ‖ΔW‖ / ‖W‖ of the least-squares solution after a change of X that lessens its least singular value."""
+    """κ(X), and ‖ΔW‖ / ‖W‖ of the least-squares solution if X changes along its smallest singular value."""
     rng = np.random.default_rng(seed)
     X, W = rng.standard_normal((n, N)), rng.standard_normal((4, n))
     U, s, Vt = np.linalg.svd(X, full_matrices=False)
@@ -35,7 +35,7 @@ def test_no_change_of_weights_exceeds_the_bound(share: float) -> None:
     assert tightest > 0.95  # reached, so no smaller bound would do
 
 
-def test_the_print_is_overstepped_by_finite_changes() -> None:
+def test_finite_changes_exceed_the_printed_bound() -> None:
     kappa, _ = changes(5, 9, 0.0, 1)
     _, change = changes(5, 9, 0.5 / kappa, 1)
     assert change > 1.5 * relative_change_bound(kappa, 0.5 / kappa, first_order=True)

@@ -69,7 +69,7 @@ def test_residual_networks(change: dict[str, float]) -> None:
 
 
 def test_the_spread_of_other_units_is_that_of_a_bernoulli_times_a_normal() -> None:
-    """Var[R_i | Z_i] settles p': Σ p^k, not the printed Σ p^2k nor L - l."""
+    """Var[R_i | Z_i] shows that p' is Σ p^k, not the printed Σ p^2k or L - l."""
     setting = {"hops": 5, "p": 0.6, "epsilon": 0.1, "sigma_A": 0.01}
     own, others, on = flows(20, **setting, trials=12_000)
     measured = own[on].std() / others[on].std()
@@ -96,7 +96,7 @@ def test_extremes_and_wrong_arguments() -> None:
     assert expected_dominance_plain(20, hops=5, p=0.0) == 0
     assert probability_larger(0.0) == probability_larger_logistic(0.0) == 0
     assert probability_larger(math.inf) == pytest.approx(1)
-    with pytest.raises(ValueError, match="form='printed' is not known"):
+    with pytest.raises(ValueError, match="form='printed' must be one of"):
         dominance_ratio(20, **COMMON, form="printed")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"p=1\.2 must be a probability"):
         expected_dominance_plain(20, hops=5, p=1.2)

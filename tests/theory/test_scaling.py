@@ -119,7 +119,7 @@ def test_residual_block(scale: float) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("d", "k"), [(32, 2), (32, 4), (8, 1)])
 def test_two_layer_module(tied: bool, d: int, k: int) -> None:
-    """Exact in expectation over weights, narrow modules included; the print is the limit of wide ones."""
+    """Exact in expectation over weights, also for narrow modules; the printed formula is the limit of wide ones."""
     D = k * d
     draws = 300
     W, M = normal(2, draws, D, d) * math.sqrt(2 / D)
@@ -138,7 +138,7 @@ def test_two_layer_module(tied: bool, d: int, k: int) -> None:
     ("g", "gain", "chi"), [(nn.ReLU(), 2.0, 1.0), (nn.SELU(), 1.0, 1.0716), (nn.Tanh(), 2.0, 1.1055)]
 )
 def test_without_batch_norm(g: nn.Module, gain: float, chi: float) -> None:
-    """A wide network settles at q, and its gradients grow by χ a layer."""
+    """A wide network converges to variance q, and its gradients grow by χ per layer."""
     fixed = unnormalised(g, gain=gain)
     assert fixed.growth == pytest.approx(chi, abs=1e-4)
     rates, sizes = [], []
@@ -166,7 +166,7 @@ def test_ratios_of_operators_in_sequence_multiply() -> None:
 
 
 def test_proposition_3_14_holds_with_the_square_and_not_as_printed() -> None:
-    """Var[ReLU(x)] = ½ - ¼ (E|x|)² for symmetric x of variance 1; the print subtracts ¼ E|x|."""
+    """Var[ReLU(x)] = ½ - ¼ (E|x|)² for symmetric x of variance 1; the printed formula subtracts ¼ E|x|."""
     rng = np.random.default_rng(0)
     n = 400_000
     sign = rng.choice([-1.0, 1.0], n)
@@ -180,7 +180,7 @@ def test_proposition_3_14_holds_with_the_square_and_not_as_printed() -> None:
 def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match=r"weight of shape \(3,\) must be a matrix"):
         linear([1.0, 2.0, 3.0])
-    with pytest.raises(ValueError, match="batch=2 must be at least 3"):
+    with pytest.raises(ValueError, match="batch=2 must be finite and at least 3"):
         batch_norm(1.0, 2)
     with pytest.raises(ValueError, match="vanishes"):
         unnormalised(nn.Tanh(), gain=0.5)

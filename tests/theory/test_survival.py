@@ -14,7 +14,7 @@ from unskip.theory import (
     relu_cosine,
     response,
     survival_bound,
-    surviving_share,
+    surviving_fraction,
     unit_statistics,
 )
 
@@ -41,7 +41,7 @@ def test_mean_variance_and_survival_over_units_and_inputs(mu: float, sigma: floa
         exact = response(mu, sigma, residual=residual)
         assert_mean(y.mean((1, 2)), exact.mean)
         assert_mean(((y - exact.mean) ** 2).mean((1, 2)), exact.variance)
-        assert_mean((y > 0).mean((1, 2)), surviving_share(mu, sigma, residual=residual))
+        assert_mean((y > 0).mean((1, 2)), surviving_fraction(mu, sigma, residual=residual))
 
 
 @pytest.mark.parametrize(("mu", "sigma"), SCALES)
@@ -78,7 +78,7 @@ def test_the_exact_reading_bounds_what_is_measured(mu: float, sigma: float, resi
         assert (y > -delta).mean() >= survival_bound(mu, sigma, delta, residual=residual, reading="exact")
 
 
-def test_print_and_corrected_constants_are_no_bound_when_inputs_hardly_differ() -> None:
+def test_printed_and_corrected_constants_are_no_bound_when_inputs_hardly_differ() -> None:
     x, y = responses(1.0, 0.1, blocks=40, inputs=8)
     share = (y + x > 0).mean()
     for reading in ("printed", "corrected"):
@@ -113,7 +113,7 @@ def test_depth_is_the_least_that_collapses(share: float, epsilon: float) -> None
 
 
 def test_half_of_the_units_are_on_at_every_depth() -> None:
-    """Survival does not multiply over layers, which Eq. 15 takes for granted."""
+    """Survival does not multiply over layers, as Eq. 15 assumes."""
     rng = np.random.default_rng(0)
     h = np.abs(rng.standard_normal((64, WIDTH)))
     shares = []
@@ -126,11 +126,11 @@ def test_half_of_the_units_are_on_at_every_depth() -> None:
 
 
 def test_wrong_arguments_are_named() -> None:
-    with pytest.raises(ValueError, match="reading='right' is not known"):
+    with pytest.raises(ValueError, match="reading='right' must be one of"):
         survival_bound(1, 1, 0.1, residual=True, reading="right")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"sigma_x=-1 must be finite and above 0"):
         survival_bound(1, -1, 0.1, residual=True)
-    with pytest.raises(ValueError, match="both ends left out"):
+    with pytest.raises(ValueError, match="exclusive"):
         collapsing_depth(1.0, 0.1)
     with pytest.raises(ValueError, match=r"c=1\.5 must be a cosine"):
         relu_cosine(1.5)

@@ -1,4 +1,4 @@
-"""The doctor: what happens to the signal and to the gradient inside a network, and what that means for training."""
+"""The doctor: measures the signal and the gradient inside a model and says whether it will train."""
 
 from unskip.doctor.report import Report, diagnose
 from unskip.doctor.verdict import Verdict, judge

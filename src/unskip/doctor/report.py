@@ -1,4 +1,4 @@
-"""The report: the measures of one network and what they mean, as a table, as JSON and as a page."""
+"""The report: the measures of one model and the verdict, as a table, as JSON and as an HTML page."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from rich.table import Table
 from torch import nn
 
 from unskip._core.files import write_atomically
-from unskip.doctor.page import plain, render
+from unskip.doctor.page import json_number, render
 from unskip.doctor.table import table
 from unskip.doctor.verdict import FAMILIES, Verdict, judge
 from unskip.measures import Family, Measured, measure
@@ -22,22 +22,22 @@ FORMAT = "unskip-report-1"
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was measured in one network, and the verdict."""
+    """The measures of one model and the verdict."""
 
-    name: str  # of the network, as its reader calls it
+    name: str  # of the model
     verdict: Verdict
     measured: Measured
-    parameters: int  # trained
-    batch: tuple[int, ...]  # shape of what the network was shown, of the first tensor if it is several
-    data: str  # where that came from, in words
+    parameters: int  # trainable
+    batch: tuple[int, ...]  # shape of the example; of its first tensor if there are several
+    data: str  # where the example came from, as a phrase
 
     @property
     def table(self) -> Table:
-        """One line for each measure: its course over depth and its ends. `rich.print` and notebooks show it."""
+        """One row per measure, for `rich.print` and notebooks."""
         return table([self])
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values. What is no number is None, what is infinite the text 'inf' or '-inf', as JSON knows neither."""
+        """The report as values for JSON: NaN is None, infinity is 'inf' or '-inf'."""
         measured = self.measured
         return {
             "format": FORMAT,
@@ -46,13 +46,13 @@ class Report:
             "parameters": self.parameters,
             "batch": list(self.batch),
             "data": self.data,
-            "numbers": {name: plain(value) for name, value in measured.numbers.items()},
+            "numbers": {name: json_number(value) for name, value in measured.numbers.items()},
             "layers": [asdict(layer) for layer in measured.layers],
             "series": {
                 name: {
                     **asdict(series),
-                    "values": [plain(value) for value in series.values],
-                    "errors": None if series.errors is None else [plain(error) for error in series.errors],
+                    "values": [json_number(value) for value in series.values],
+                    "errors": None if series.errors is None else [json_number(error) for error in series.errors],
                 }
                 for name, series in measured.series.items()
             },
@@ -60,11 +60,11 @@ class Report:
         }
 
     def to_json(self, path: str | Path, against: "Report | None" = None) -> None:
-        """Writes everything that was measured, in full precision, as one JSON object."""
+        """Writes all measures in full precision as one JSON object."""
         write(path, as_json(self, against) + "\n")
 
     def to_html(self, path: str | Path, against: "Report | None" = None) -> None:
-        """Writes a page that opens in any browser, offline: this network alone, or beside another one."""
+        """Writes an HTML page that opens offline, optionally with another report side by side."""
         write(path, render([self] if against is None else [self, against]))
 
 
@@ -75,7 +75,7 @@ def diagnose(
     *,
     measures: Sequence[str | Family | LayerFunction] | None = None,
     name: str | None = None,
-    data: str = "a batch of the caller's",
+    data: str = "the given batch",
     trained: bool = False,
     seed: int = 0,
 ) -> Report:
@@ -118,7 +118,7 @@ def diagnose(
 
 
 def as_json(report: Report, against: Report | None = None) -> str:
-    """One report, with the other one inside it where there is one."""
+    """A report as JSON, with `against` inside it if given."""
     values = report.as_dict()
     if against is not None:
         values["against"] = against.as_dict()
@@ -126,5 +126,5 @@ def as_json(report: Report, against: Report | None = None) -> str:
 
 
 def write(path: str | Path, text: str) -> None:
-    """The whole file or, after an error, none and a sentence."""
+    """Writes the whole file, or none and raises a ValueError."""
     write_atomically(Path(path), lambda file: file.write(text.encode()), command="doctor")

@@ -12,39 +12,37 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from unskip._core.errors import reason
 from unskip.measures.blocks import Block, blocks_of
-from unskip.measures.layer_types import by_sample
-from unskip.measures.probe import Family, Layer, Probe, sample_axis
-from unskip.measures.series import About, Findings
+from unskip.measures.probe import Family, Layer, Probe
+from unskip.measures.series import Findings, Measure, Series
 
-NAN = float("nan")
-SAMPLES = 16  # of the batch, for Jacobians
+MAX_SAMPLES = 16  # of the batch, for Jacobians
 PROBES = 4  # random directions of Hutchinson's estimate
-EXACT = 128  # entries of an input up to which its Jacobian is taken exactly
+MAX_EXACT = 128  # entries of an input up to which its Jacobian is computed exactly
 
-LAYER = About(
+LAYER = Measure(
     name="layer_cushion",
-    title="How firmly a layer holds its signal",
+    title="Noise stability of each layer",
     label="layer cushion μ, mean over inputs",
     log=True,
-    healthy="Larger is firmer: noise in the weights changes the output less. Compare networks layer by layer.",
+    healthy="Higher is more stable: noise in the weights changes the output less. Compare networks layer by layer.",
     source="Yu and Tomasi 2019, section 5",
 )
-INTERLAYER = About(
+INTERLAYER = Measure(
     name="interlayer_cushion",
-    title="How firmly a block holds its signal",
+    title="Noise stability of each block",
     label="interlayer cushion μ_ij, mean over inputs",
     log=True,
-    healthy="At 1 and above a block passes on its input better than noise. With BatchNorm in training mode a plain "
-    "block's is 0 by construction, since scaling its input changes nothing.",
+    healthy="At 1 and above, a block passes on its input better than noise. With BatchNorm in training mode it is 0 "
+    "for plain blocks by construction, because scaling their input changes nothing.",
     source="Yu and Tomasi 2019, section 5",
 )
 
 
 def layer_cushion(weight: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """μ(x) = ‖A x‖ / ‖A‖_F / ‖x‖ for every sample, (B,).
+    """μ(x) = ‖A x‖ / ‖A‖_F / ‖x‖ of every sample, (B,).
 
-    As the paper measures it, ‖A‖_F of a convolution is that of its kernels. For a residual layer folded into a plain
-    one give the weight with 1 taken off its ID entries (T⁻¹).
+    As in the paper, ‖A‖_F of a convolution is the norm of its kernels. For a residual layer folded into a plain one,
+    pass the weight with 1 subtracted from its ID entries (T⁻¹).
 
     Args:
         weight: A, (out, in, ...).
@@ -60,25 +58,24 @@ class Estimate(NamedTuple):
     error: float
 
 
-def mean_of(values: Tensor) -> Estimate:
-    """The mean over samples and its standard error."""
+def mean_with_error(values: Tensor) -> Estimate:
+    """The mean of the finite values and its standard error."""
     values = values[values.isfinite()]
     if len(values) == 0:
-        return Estimate(NAN, NAN)
-    error = (values.std() / math.sqrt(len(values))).item() if len(values) > 1 else NAN
+        return Estimate(math.nan, math.nan)
+    error = (values.std() / math.sqrt(len(values))).item() if len(values) > 1 else math.nan
     return Estimate(values.mean().item(), error)
 
 
 def forward(layer: Layer, x: Tensor | None, y: Tensor) -> Estimate | None:
     weight = layer.weight
-    if weight is None or x is None:
+    if weight is None:
         return None
-    axis = sample_axis(layer.module, tuple(x.shape), layer.samples)
     bias = layer.module.bias
     if isinstance(bias, Tensor):
         y = y - (bias.detach() if layer.unit_axis == -1 else bias.detach().view(-1, *[1] * (y.ndim - 2)))
-    flat, out = (None if axis is None else by_sample(x, layer.samples, axis)), layer.by_sample(y)
-    return None if flat is None or out is None else mean_of(layer_cushion(weight, flat, out))
+    inputs, outputs = layer.by_sample(x), layer.by_sample(y)
+    return None if inputs is None or outputs is None else mean_with_error(layer_cushion(weight, inputs, outputs))
 
 
 def jvp(function: Callable[[Tensor], Any], x: Tensor, v: Tensor, seed: int) -> Tensor:
@@ -91,7 +88,7 @@ def jvp(function: Callable[[Tensor], Any], x: Tensor, v: Tensor, seed: int) -> T
         sdpa_kernel(SDPBackend.MATH),
         warnings.catch_warnings(),
     ):
-        # PyTorch's own rules for the derivative of BatchNorm warn that they are written with torch.jit.
+        # PyTorch's forward-mode formulas for BatchNorm use torch.jit and warn about it.
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.manual_seed(seed)  # the same dropout in every direction
@@ -108,14 +105,14 @@ def interlayer_cushion(
     *,
     coupled: bool = False,
     probes: int = PROBES,
-    exact: int = EXACT,
+    max_exact: int = MAX_EXACT,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """μ(x) = sqrt(n) ‖J x‖ / ‖J‖_F / ‖x‖ for every sample and its standard error, (B,) each; n entries a sample.
+    """μ(x) = sqrt(n) ‖J x‖ / ‖J‖_F / ‖x‖ of every sample with n entries, and its standard error, (B,) each.
 
-    ‖J‖_F is exact for inputs of at most `exact` entries, else Hutchinson's estimate, the mean of ‖J v‖² over random
-    signs v. Where samples influence each other (BatchNorm in training mode) J is the derivative of a sample's output by
-    the whole batch.
+    ‖J‖_F is exact for inputs of at most `max_exact` entries. For larger ones it is Hutchinson's estimate, the mean of
+    ‖J v‖² over random signs v. If samples influence each other (BatchNorm in training mode), J is the derivative of a
+    sample's output with respect to the whole batch.
 
     Args:
         function: from (B, ...) to (B, ...).
@@ -129,8 +126,8 @@ def interlayer_cushion(
         return jvp(function, x, v.reshape(x.shape), seed).reshape(samples, -1).double().square().sum(1)
 
     along = squares(x)
-    if (x.numel() if coupled else size) <= exact:
-        # Unit vectors, one a time; where samples do not influence each other, the same for all of them at once.
+    if (x.numel() if coupled else size) <= max_exact:
+        # Unit vectors one at a time; independent samples share them.
         basis = torch.eye(x.numel() if coupled else size, dtype=x.dtype, device=x.device)
         frobenius = sum((squares(e if coupled else e.expand(samples, -1)) for e in basis), torch.zeros_like(along))
         spread = torch.zeros_like(along)
@@ -146,8 +143,8 @@ def interlayer_cushion(
     return cushion, cushion * spread
 
 
-def couples(block: Block) -> bool:
-    """Whether the samples of a batch influence each other in a block: BatchNorm with the statistics of the batch."""
+def couples_samples(block: Block) -> bool:
+    """Whether a block has a BatchNorm that uses the statistics of the batch."""
     return any(
         isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or not module.track_running_stats)
         for part in block.modules
@@ -156,43 +153,43 @@ def couples(block: Block) -> bool:
 
 
 def interlayer(probe: Probe) -> tuple[dict[Block, Estimate], tuple[str, ...]]:
-    """The interlayer cushion of every block, from its input to its output, on a few samples of the batch."""
+    """The interlayer cushion of every block, from its input to its output, on a few samples; and notes."""
     found: dict[Block, Estimate] = {}
-    missing: dict[str, str] = {}
-    blocks = {block.start: block for block in blocks_of(probe.network)}
-    samples = min(SAMPLES, probe.samples)
+    missing: dict[str, str] = {}  # name of the block: reason
+    blocks = {block.name: block for block in blocks_of(probe.model)}
+    samples = min(MAX_SAMPLES, probe.samples)
 
-    def on_entry(path: str, arguments: tuple, keywords: dict) -> None:
+    def on_entry(path: str, args: tuple, kwargs: dict) -> None:
         block = blocks.get(path)
-        if block is None or block in found or block.name in missing:
+        if block is None or block in found or path in missing:
             return
-        x = arguments[0] if arguments else None
-        if not isinstance(x, Tensor) or not x.is_floating_point() or len(arguments) > 1 or x.shape[0] != samples:
-            missing[block.name] = "it takes more than one tensor of samples"
+        x = args[0] if args else None
+        if not isinstance(x, Tensor) or not x.is_floating_point() or len(args) > 1 or x.shape[0] != samples:
+            missing[path] = "it takes more than one tensor of samples"
             return
         try:
-            cushion, spread = interlayer_cushion(block, x.detach(), coupled=couples(block), seed=probe.seed)
+            cushion, spread = interlayer_cushion(block, x.detach(), coupled=couples_samples(block), seed=probe.seed)
         except (RuntimeError, TypeError) as error:
-            missing[block.name] = reason(error)
+            missing[path] = reason(error)
             return
-        value, error_of_mean = mean_of(cushion)
+        value, error_of_mean = mean_with_error(cushion)
         estimated = spread[spread.isfinite()].square().sum().sqrt().item() / max(len(cushion), 1)
         found[block] = Estimate(value, math.hypot(0 if math.isnan(error_of_mean) else error_of_mean, estimated))
 
-    with torch.no_grad(), probe.with_hooks(lambda call: None, on_entry=on_entry):
-        probe.run(*probe.part(samples))
+    with torch.no_grad():
+        probe.rerun(arguments=probe.first_samples(samples), on_entry=on_entry)
     if not missing:
         return found, ()
     name, why = next(iter(missing.items()))
     return found, (
-        f"The interlayer cushion of {len(missing)} of {len(blocks)} blocks is not measured, that of {name!r} because "
+        f"The interlayer cushion is not measured for {len(missing)} of {len(blocks)} blocks; for {name!r} because "
         f"{why}.",
     )
 
 
-def end_of(block: Block, probe: Probe) -> str:
-    """The name of the layer that puts out what a block puts out."""
-    paths = [path for path, module in probe.network.named_modules() if module in block.modules]
+def last_layer(block: Block, probe: Probe) -> str:
+    """The name of the layer that computes a block's output."""
+    paths = [path for path, module in probe.model.named_modules() if module in block.modules]
     inside = [
         layer
         for layer in probe.layers
@@ -203,21 +200,14 @@ def end_of(block: Block, probe: Probe) -> str:
 
 
 def report(probe: Probe) -> Findings:
-    layers = [(layer.name, kept) for layer in probe.layers if (kept := layer.kept["cushion"]) is not None]
-    found, notes = interlayer(probe)
-    return Findings(
-        series=(
-            LAYER.series(
-                (name for name, _ in layers), (kept.value for _, kept in layers), (kept.error for _, kept in layers)
-            ),
-            INTERLAYER.series(
-                (end_of(block, probe) for block in found),
-                (kept.value for kept in found.values()),
-                (kept.error for kept in found.values()),
-            ),
-        ),
-        notes=notes,
-    )
+    layers = probe.stats("cushion")
+    blocks, notes = interlayer(probe)
+    ends = {last_layer(block, probe): estimate for block, estimate in blocks.items()}
+    series = [
+        Series.of(measure, found, [each.value for each in found.values()], [each.error for each in found.values()])
+        for measure, found in ((LAYER, layers), (INTERLAYER, ends))
+    ]
+    return Findings(series=tuple(series), notes=notes)
 
 
 FAMILY = Family(name="cushion", report=report, forward=forward)

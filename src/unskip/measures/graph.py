@@ -1,24 +1,16 @@
-"""Reading the autograd graph: which layers everything passes through, and where a gradient enters a layer."""
+"""The autograd graph: which layers lie on every path, and where a gradient leaves a layer."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from torch import Tensor
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+MAX_NODES = 64  # of one layer; a longer search has left the layer
 
 
-class Edge(NamedTuple):
-    """Where the gradient of a tensor arrives: a node of the graph and which of its outputs."""
-
-    node: Node
-    output: int
-
-
-def edge_of(x: Tensor | None) -> Edge | None:
-    if x is None or not x.requires_grad:
-        return None
-    edge = get_gradient_edge(x)
-    return Edge(edge.node, edge.output_nr)
+def edge_of(x: Tensor | None) -> GradientEdge | None:
+    """The node and output number where the gradient of `x` arrives; None if it takes no gradient."""
+    return None if x is None or not x.requires_grad else get_gradient_edge(x)
 
 
 def successors(node: Node) -> Iterator[Node]:
@@ -26,7 +18,7 @@ def successors(node: Node) -> Iterator[Node]:
 
 
 def postorder(root: Node) -> list[Node]:
-    """Nodes that a gradient from `root` reaches, each after all that follow it. Iterative, since networks are deep."""
+    """All nodes reachable from `root`, each after its successors. Iterative, because networks are deep."""
     order: list[Node] = []
     seen = {root}
     stack = [(root, successors(root))]
@@ -43,9 +35,9 @@ def postorder(root: Node) -> list[Node]:
 
 
 def cuts(root: Node, start: Node) -> set[Node]:
-    """The nodes that every path from `root` (the loss) to `start` (the input) passes through.
+    """The nodes on every path from `root` (the loss) to `start` (the input).
 
-    In a plain network these are all nodes between the two; in a residual network those between its blocks.
+    In a plain network these are all nodes between the two; in a residual network, those between its blocks.
     """
     order = postorder(root)
     reaches = {start}
@@ -57,7 +49,7 @@ def cuts(root: Node, start: Node) -> set[Node]:
     between = [node for node in reversed(order) if node in reaches]
     place = {node: index for index, node in enumerate(between)}
     found = set()
-    furthest = 0  # the furthest that an edge from an earlier node reaches: a node that no edge jumps over is a cut
+    furthest = 0  # the furthest node that an edge from an earlier node reaches; a cut is never jumped over
     for index, node in enumerate(between):
         if furthest <= index:
             found.add(node)
@@ -67,11 +59,10 @@ def cuts(root: Node, start: Node) -> set[Node]:
     return found
 
 
-def entries(output: Edge, source: Edge, most: int = 64) -> list[tuple[Node, int]]:
-    """The edges by which a gradient at `output` flows back into `source`: nodes and positions among their inputs.
+def entries(output: GradientEdge, source: GradientEdge) -> list[tuple[Node, int]]:
+    """The edges on which a gradient flows from `output` into `source`: nodes, and positions among their inputs.
 
-    Empty where there is none, where the layer has handed its input through, or where more than `most` nodes lie between
-    (several inputs: the search has left the layer).
+    Empty if there is none, if the layer returns its input unchanged, or if more than MAX_NODES nodes lie between.
     """
     if output.node is source.node:
         return []
@@ -84,10 +75,10 @@ def entries(output: Edge, source: Edge, most: int = 64) -> list[tuple[Node, int]
             if following is None:
                 continue
             if following is source.node:
-                if number == source.output:
+                if number == source.output_nr:
                     found.append((node, position))
             elif following not in seen:
-                if len(seen) >= most:
+                if len(seen) >= MAX_NODES:
                     return []
                 seen.add(following)
                 waiting.append(following)

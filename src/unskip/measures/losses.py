@@ -1,4 +1,4 @@
-"""The loss whose gradient is measured: the user's, or one that fits what the network puts out."""
+"""The loss whose gradient is measured: the caller's, or a default that suits the model's output."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 def main_output(output: Any) -> Tensor:
-    """The tensor that a network is trained on: itself, `logits`, `out`, or the first floating-point one of a nest."""
+    """The tensor that a loss reads: `logits` or `out` if present, else the first floating-point tensor."""
     for key in ("logits", "out"):
         found = output.get(key) if isinstance(output, Mapping) else getattr(output, key, None)
         if isinstance(found, Tensor) and found.is_floating_point():
@@ -22,47 +22,47 @@ def main_output(output: Any) -> Tensor:
     found = floating_in(output)
     if found is None or found.numel() == 0:
         raise ValueError(
-            f"measure: the network returned {type(output).__name__} without a floating-point tensor in it. "
-            "Give measure a network that returns a tensor, or a dict or tuple with one."
+            f"measure: model returns {type(output).__name__} without a floating-point tensor. It must return a tensor, "
+            "or a dict or tuple with one."
         )
     return found
 
 
-def loss_of(output: Any, target: Any, loss: Loss | None, samples: int, seed: int) -> tuple[Tensor, str]:
-    """The loss as a scalar, and a sentence that says which it is.
+def loss_of(output: Any, targets: Any, loss: Loss | None, samples: int, seed: int) -> tuple[Tensor, str]:
+    """The loss as a scalar, and a note that says which loss it is.
 
-    Without `loss`: cross-entropy where the output is (B, classes) or the target holds class numbers, with random labels
-    (seeded) if there is no target; mean square error for a floating-point target; else half the mean square of the
+    Without `loss`, it is cross-entropy if the output is (B, classes) or the targets are class indices, with random
+    labels if there are no targets; the mean squared error for floating-point targets; else half the mean square of the
     output.
     """
     if loss is not None:
-        value = loss(output, target)
+        value = loss(output, targets)
         if not isinstance(value, Tensor) or value.numel() != 1:
             what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"measure: loss must return a tensor with one number, not {what}. Take its mean.")
-        return value.reshape(()), "The loss is the one that was given."
+            raise ValueError(f"measure: loss must return a tensor with one number, not {what}. Return its mean.")
+        return value.reshape(()), "The loss is the caller's."
     y = main_output(output)
-    if isinstance(target, Tensor) and target.is_floating_point() and target.shape == y.shape:
-        return F.mse_loss(y, target), "The loss is the mean square error."
-    if isinstance(target, Tensor):
+    if targets is None:
+        if y.ndim == 2 and y.shape[0] == samples and y.shape[1] > 1:
+            labels = torch.randint(y.shape[1], (samples,), generator=torch.Generator().manual_seed(seed)).to(y.device)
+            return F.cross_entropy(y, labels), "There are no targets: the loss is cross-entropy on random labels."
+        return 0.5 * y.square().mean(), (
+            f"The output of shape {tuple(y.shape)} is not (batch, classes): the loss is half its mean square."
+        )
+    if not isinstance(targets, Tensor):
+        raise ValueError(
+            f"measure: targets must be a tensor unless loss is given, not {type(targets).__name__}. Pass a tensor, or "
+            "a loss that takes the output and these targets."
+        )
+    if targets.is_floating_point() and targets.shape == y.shape:
+        return F.mse_loss(y, targets), "The loss is the mean squared error."
+    why = "they are neither class indices nor a tensor of the output's shape"
+    if not targets.is_floating_point() and y.ndim >= 2:
         try:
-            if not target.is_floating_point() and y.ndim >= 2:
-                return F.cross_entropy(y, target.long()), "The loss is cross-entropy on the given targets."
-            why = "it is neither class numbers nor a tensor of the output's shape"
+            return F.cross_entropy(y, targets.long()), "The loss is cross-entropy on the given targets."
         except (RuntimeError, ValueError, IndexError) as error:
             why = reason(error)
-        raise ValueError(
-            f"measure: target of shape {tuple(target.shape)} and type {target.dtype} does not fit the output of shape "
-            f"{tuple(y.shape)}: {why}. Give class numbers (B,), a tensor like the output, or a loss."
-        )
-    if target is not None:
-        raise ValueError(
-            f"measure: target must be a tensor where no loss is given, not {type(target).__name__}. Give loss, a "
-            "function of output and target."
-        )
-    if y.ndim == 2 and y.shape[0] == samples and y.shape[1] > 1:
-        labels = torch.randint(y.shape[1], (samples,), generator=torch.Generator().manual_seed(seed)).to(y.device)
-        return F.cross_entropy(y, labels), "No targets were given: the loss is cross-entropy on random labels."
-    return 0.5 * y.square().mean(), (
-        f"The output of shape {tuple(y.shape)} is not (batch, classes): the loss is half its mean square."
+    raise ValueError(
+        f"measure: targets of shape {tuple(targets.shape)} and type {targets.dtype} don't fit the output of shape "
+        f"{tuple(y.shape)}: {why}. Pass class indices (B,), a tensor like the output, or a loss."
     )

@@ -23,10 +23,10 @@ from unskip.measures import (
     weights,
 )
 from unskip.measures.losses import Loss
-from unskip.measures.probe import Family, Layer, Probe, mapped
-from unskip.measures.series import Findings, Measured, Series
+from unskip.measures.probe import Family, Layer, Probe, map_tensors
+from unskip.measures.series import Findings, Measure, Measured, Series
 
-LayerFunction = Callable[[Layer, Tensor | None, Tensor], float | None]  # of layer, input and output; None: no value
+LayerFunction = Callable[[Layer, Tensor | None, Tensor], float | None]  # layer, input, output to a value or None
 M = TypeVar("M", bound=Family | LayerFunction)
 
 _FAMILIES: dict[str, Family] = {
@@ -37,17 +37,17 @@ _ON_REQUEST = {"dists"}  # it downloads weights
 
 
 def register_measure(measure: M, *, default: bool = True) -> M:
-    """Makes a measure known to `measure`, `diagnose` and `unskip doctor`, by its name; also a decorator.
+    """Registers a measure by its name, for `measure`, `diagnose` and `unskip doctor`; also a decorator.
 
     Args:
-        measure: a `Family`, or a function of layer, input and output that returns one number, or None for a layer that
-            it does not apply to. Such a function's name is the name of the measure, the first paragraph of its
-            docstring the title of the plot, and the second one says what is healthy.
-        default: whether it is measured where no measures are chosen.
+        measure: a `Family`, or a function of layer, input and output that returns one number, or None for a layer
+            without a value. The function's name is the name of the measure, the first paragraph of its docstring the
+            title of the plot, and the second one says what is healthy.
+        default: whether it is measured if no measures are chosen.
     """
     family = _as_family(measure)
     if family.name in _FAMILIES:
-        raise ValueError(f"register_measure: there is a measure {family.name!r} already. Give yours another name.")
+        raise ValueError(f"register_measure: a measure {family.name!r} exists already. Choose another name.")
     _FAMILIES[family.name] = family
     if not default:
         _ON_REQUEST.add(family.name)
@@ -55,13 +55,13 @@ def register_measure(measure: M, *, default: bool = True) -> M:
 
 
 def measure_names(*, default: bool = False) -> list[str]:
-    """The names of all families of measures, plug-ins included, or of those that are measured by default."""
+    """The names of all registered families of measures, or only of those that are measured by default."""
     plugins.load("unskip.measures")
     return [name for name in _FAMILIES if not (default and name in _ON_REQUEST)]
 
 
 def _as_family(measure: str | Family | LayerFunction) -> Family:
-    """The family of a name or of a function of one layer."""
+    """A family by name, or made from a function of one layer."""
     if isinstance(measure, Family):
         return measure
     if isinstance(measure, str):
@@ -72,19 +72,17 @@ def _as_family(measure: str | Family | LayerFunction) -> Family:
         raise ValueError(f"measure: {measure!r} is neither the name of a measure, nor a Family, nor a function.")
     name = getattr(measure, "__name__", type(measure).__name__)
     title, _, healthy = (inspect.getdoc(measure) or name.replace("_", " ")).partition("\n\n")
+    about = Measure(
+        name=name,
+        title=title.rstrip("."),
+        label=name.replace("_", " "),
+        healthy=" ".join(healthy.split()) or "Not documented.",
+        source=getattr(measure, "__module__", ""),
+    )
 
     def report(probe: Probe) -> Findings:
-        values = {layer.name: layer.kept[name] for layer in probe.layers if layer.kept[name] is not None}
-        series = Series(
-            name=name,
-            title=title.rstrip("."),
-            label=name.replace("_", " "),
-            layers=tuple(values),
-            values=tuple(map(float, values.values())),
-            healthy=" ".join(healthy.split()) or "Nothing is said about it.",
-            source=getattr(measure, "__module__", ""),
-        )
-        return Findings(series=(series,))
+        stats = probe.stats(name)
+        return Findings(series=(Series.of(about, stats, map(float, stats.values())),))
 
     return Family(name=name, forward=measure, report=report)
 
@@ -125,7 +123,7 @@ def measure(
         raise ValueError("measure: model has lazy parameters without a shape. Run it once on a batch first.")
     with torch.inference_mode(False), preserved(model), torch.compiler.set_stance("force_eager"):
         # Inference tensors take no gradients, so they are copied.
-        example, targets = mapped((example, targets), lambda x: x.clone() if x.is_inference() else x)
+        example, targets = map_tensors((example, targets), lambda x: x.clone() if x.is_inference() else x)
         probe = Probe(model, example, targets, loss=loss, seed=seed)
         probe.collect(chosen)
         findings = [family.report(probe) for family in chosen]

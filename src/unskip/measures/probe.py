@@ -1,74 +1,74 @@
-"""The probe: runs a network on a batch and keeps, of every layer, only what the measures ask for.
+"""The probe: runs a model on a batch and keeps, for every layer, only what the measures need.
 
-Tensors are reduced inside the hooks and let go, so that measuring a network needs about the memory of training it.
+Hooks reduce the tensors and release them, so measuring a model takes about as much memory as training it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+from torch.utils._pytree import tree_map_only
 
 from unskip._core.modules import preserved
-from unskip.measures.graph import Edge, cuts, edge_of, entries
+from unskip.measures.graph import cuts, edge_of, entries
 from unskip.measures.layer_types import (
     PARAMETRIZATIONS,
-    by_sample,
-    by_unit,
     floating_in,
     has_parts,
     kind_of,
+    sample_axis,
     tensors_in,
     unit_axis,
 )
 from unskip.measures.losses import Loss, loss_of
 from unskip.measures.series import Findings, LayerInfo
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of the model
+
+
+@torch.no_grad()
+def record_outputs(model: nn.Module, paths: Iterable[str], example: Tensor) -> dict[str, Tensor]:
+    """The outputs of the modules at `paths` in one forward pass, in the model's current mode.
+
+    Afterwards the model is unchanged, including BatchNorm statistics, and all hooks are removed, also after an error.
+    """
+    outputs: dict[str, Tensor] = {}
+    modules = dict(model.named_modules())
+    paths = list(paths)
+
+    def record(path: str, module: nn.Module, args: object, output: Tensor) -> None:
+        outputs[path] = output.detach().clone()
+
+    for path in paths:
+        if path not in modules:
+            raise ValueError(f"record_outputs: {type(model).__name__} has no module {path!r}; see named_modules().")
+    with ExitStack() as stack:
+        stack.enter_context(preserved(model))
+        for path in paths:
+            stack.callback(modules[path].register_forward_hook(partial(record, path)).remove)
+        model(example)
+    return outputs
+
 
 class Call(NamedTuple):
-    """One call of a module, seen from its hook."""
+    """One call of a module, as its hooks see it."""
 
     path: str
     number: int  # how often the module has run before
     module: nn.Module
-    input: Tensor | None  # the first floating-point one, as it was before the call
-    edge: Edge | None  # where the gradient of that input arrives
+    input: Tensor | None  # the first floating-point input, before any in-place change
+    edge: GradientEdge | None  # of that input
     output: Tensor
-
-
-@torch.no_grad()
-def record_outputs(network: nn.Module, paths: Iterable[str], x: Tensor) -> dict[str, Tensor]:
-    """The outputs of the modules at `paths` in one forward pass, in the mode that the network is in.
-
-    Afterwards the network is as before (BatchNorm's statistics too) and the hooks are gone, also after an error.
-    """
-    outputs: dict[str, Tensor] = {}
-
-    def recorder(path: str) -> Callable[[nn.Module, object, Tensor], None]:
-        def record(module: nn.Module, args: object, output: Tensor) -> None:
-            outputs[path] = output.detach().clone()
-
-        return record
-
-    known = dict(network.named_modules())
-    paths = list(paths)
-    for path in paths:
-        if path not in known:
-            raise ValueError(f"record_outputs: {type(network).__name__} has no module {path!r}; see named_modules().")
-    with ExitStack() as stack:
-        stack.enter_context(preserved(network))
-        for path in paths:
-            stack.callback(known[path].register_forward_hook(recorder(path)).remove)
-        network(x)
-    return outputs
 
 
 @dataclass(kw_only=True, eq=False)
 class Layer:
-    """One call of one module, as the first pass found it."""
+    """One call of one module in the first pass."""
 
     path: str
     call: int  # 0 for the first call of the module
@@ -76,43 +76,68 @@ class Layer:
     kind: str
     shape: tuple[int, ...]
     samples: int
-    sample_axis: int | None  # None: the shape does not say which entry belongs to which sample
     unit_axis: int
     trunk: bool = True
-    edge: Edge | None = None  # of the output, while the graph lives
-    kept: dict[str, Any] = field(default_factory=dict)  # by family: what its `forward` returned
-    back: dict[str, Any] = field(default_factory=dict)  # by family: what its `backward` returned
+    edge: GradientEdge | None = None  # of the output, while the graph exists
+    forward_stats: dict[str, Any] = field(default_factory=dict)  # by family: the result of its `forward`
+    backward_stats: dict[str, Any] = field(default_factory=dict)  # by family: the result of its `backward`
 
     @property
     def name(self) -> str:
         name = self.path or "output"
         return name if self.call == 0 else f"{name}#{self.call + 1}"
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
+    def sample_axis(self) -> int | None:
+        """The axis of the output that holds the samples, None if the shape does not tell."""
+        return sample_axis(self.module, self.shape, self.samples)
+
+    @cached_property  # a spectral norm changes its weight with every access
     def weight(self) -> Tensor | None:
-        """The weight of a convolution or linear layer (frozen ones too), (out, in, ...)."""
+        """The weight of a convolution or linear layer, frozen or not, (out, in, ...)."""
         weight = getattr(self.module, "weight", None)
         return weight.detach() if self.kind in ("conv", "linear") and isinstance(weight, Tensor) else None
 
-    def by_sample(self, x: Tensor) -> Tensor | None:
-        """A tensor shaped like this layer's output as (B, entries)."""
-        return None if self.sample_axis is None else by_sample(x, self.samples, self.sample_axis)
+    def by_sample(self, x: Tensor | None) -> Tensor | None:
+        """An input or output of this layer as (B, entries), None if its shape does not tell the samples apart."""
+        axis = None if x is None else sample_axis(self.module, tuple(x.shape), self.samples)
+        if x is None or axis is None or x.numel() == 0:
+            return None
+        x = x.detach().movedim(axis, 0)
+        return x.reshape(self.samples, -1) if x.shape[0] % self.samples == 0 else None
 
-    def by_unit(self, x: Tensor, most: int) -> Tensor:
-        """A tensor shaped like this layer's output as (observations, units), at most so many observations."""
-        return by_unit(x, self.unit_axis, most)
+    def by_unit(self, x: Tensor, max_observations: int) -> Tensor:
+        """An output of this layer as (observations, units): each position of each sample is one observation.
+
+        Of more than `max_observations`, that many are taken, evenly spaced.
+        """
+        x = x.detach()
+        if x.ndim <= 1:
+            x = x.reshape(-1, 1)
+        x = x.flatten(2) if self.unit_axis == 1 and x.ndim > 2 else x.flatten(0, -2)[..., None]  # (A, units, P)
+        count, positions = x.shape[0] * x.shape[2], x.shape[2]
+        chosen = evenly_spaced(count, max_observations, x.device)
+        return x[chosen // positions, :, chosen % positions]
 
     def info(self) -> LayerInfo:
         parameters = sum(parameter.numel() for parameter in self.module.parameters() if parameter.requires_grad)
         return LayerInfo(name=self.name, kind=self.kind, parameters=parameters, shape=self.shape, trunk=self.trunk)
 
 
+def evenly_spaced(count: int, most: int, device: torch.device) -> Tensor:
+    """At most `most` evenly spaced indices below `count`."""
+    return torch.linspace(0, count - 1, min(most, count), dtype=torch.float64, device=device).long()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """A family of measures.
 
-    `forward` and `backward` run inside the probe's pass and return the little that is kept of a layer (never its
-    tensors); `report` turns what was kept into series, and may run the network again through the probe.
+    `forward` and `backward` run inside the probe's pass and return a small summary of a layer, never its tensors.
+    `report` turns the summaries into series. It may run the model again through the probe.
     """
 
     name: str
@@ -121,156 +146,155 @@ class Family:
     backward: Callable[[Layer, Tensor, Tensor | None], Any] | None = None  # layer, gradient of output, of input
 
 
-class Pending(NamedTuple):
-    """A gradient that waits for its partner, or for the other paths by which it arrives."""
+@dataclass
+class Gradients:
+    """The gradients of a layer's output and input as they arrive during the backward pass."""
 
-    output: Tensor | None
-    input: Tensor | None
-    missing: int
+    missing: int  # paths on which the input's gradient has not arrived yet
+    output: Tensor | None = None
+    input: Tensor | None = None
 
 
 class Probe:
-    """One network, one batch: the first pass finds the layers, later ones run the same layers again.
+    """One model and one batch. The first pass finds the layers, later passes run the same layers again.
 
-    Use it inside `state.preserved(network)`.
+    Use it inside `preserved(model)`.
     """
 
     def __init__(
-        self, network: nn.Module, batch: Any, target: Any = None, *, loss: Loss | None = None, seed: int = 0
+        self, model: nn.Module, example: Any, targets: Any = None, *, loss: Loss | None = None, seed: int = 0
     ) -> None:
-        self.network = network
-        self.target = target
+        self.model = model
+        self.targets = targets
         self.loss_function = loss
         self.seed = seed
+        self.families: Sequence[Family] = ()
         self.layers: list[Layer] = []
         self.notes: list[str] = []
         self.loss = float("nan")
-        self.failure: str | None = None  # why the backward pass fails, where it does
+        self.failure: str | None = None  # the error of the backward pass, if it fails
         self.weight_gradients: dict[str, Tensor | None] = {}  # by name of parameter
-        self.input_gradient: Tensor | None = None
-        self.arguments, self.keywords = as_call(batch)
-        tensors = tensors_in((self.arguments, self.keywords))
+        self.pending: dict[Layer, Gradients] = {}
+        self.arguments = as_arguments(example)
+        tensors = tensors_in(self.arguments)
         if not tensors or tensors[0].ndim == 0 or tensors[0].shape[0] == 0:
             raise ValueError(
-                f"measure: batch must be a tensor with at least one sample (or a tuple of arguments, or a dict of "
-                f"keyword arguments, that holds one), not {describe(batch)}."
+                f"measure: example must be a tensor with at least one sample, or a tuple or dict of arguments with "
+                f"one, not {describe(example)}."
             )
         self.samples = tensors[0].shape[0]
-        self.input = floating_in((self.arguments, self.keywords))  # None for tokens
+        self.input = floating_in(self.arguments)  # None for tokens
+
+    def stats(self, family: str, *, backward: bool = False) -> dict[Layer, Any]:
+        """The results of a family's `forward` or `backward`, by layer; layers without a result are left out."""
+        found = ((each, (each.backward_stats if backward else each.forward_stats).get(family)) for each in self.layers)
+        return {layer: stats for layer, stats in found if stats is not None}
 
     # -- passes -----------------------------------------------------------------------------------------------------
 
     def collect(self, families: Sequence[Family]) -> None:
-        """The first pass, forward and backward, in training mode (as at the start of training)."""
+        """Runs the first pass, forward and backward, in training mode; in evaluation mode if the model fails there."""
+        self.families = families
         try:
-            self.network.train()
-            self.forward_and_backward(families)
-        except RefusedError as refused:
-            self.start_over()
-            self.network.eval()
+            self.model.train()
+            self.forward_and_backward()
+        except ModelFailedError as failed:
+            self.layers, self.notes, self.weight_gradients, self.failure = [], [], {}, None
+            self.model.eval()
             try:
-                self.forward_and_backward(families)
-            except RefusedError:
-                raise refused.as_error() from refused.__cause__
-            self.notes.append(
-                f"Measured in evaluation mode, since the network refuses this batch in training mode: {refused.reason}."
-            )
-            return
-        self.notes.insert(0, "Measured in training mode: BatchNorm uses the statistics of this batch.")
+                self.forward_and_backward()
+            except ModelFailedError:
+                raise failed from failed.__cause__
+            self.notes.append(f"Measured in evaluation mode, because training mode fails: {failed.reason}.")
+        else:
+            self.notes.insert(0, "Measured in training mode: BatchNorm uses the statistics of this batch.")
 
-    def start_over(self) -> None:
-        self.layers, self.notes, self.weight_gradients, self.failure = [], [], {}, None
-
-    def forward_and_backward(self, families: Sequence[Family]) -> None:
+    def forward_and_backward(self) -> None:
         leaf = None
-        arguments, keywords = self.arguments, self.keywords
+        arguments = self.arguments
         if self.input is not None:
             leaf = self.input.detach().requires_grad_()
-            # A copy that is no leaf, since some networks change their input in place.
-            arguments, keywords = replace((arguments, keywords), self.input, leaf.clone())
-        pending: dict[Layer, Pending] = {}
-        with torch.enable_grad(), self.with_hooks(partial(self.discover, families, pending)):
-            output = self.run(arguments, keywords)
-            loss, sentence = loss_of(output, self.target, self.loss_function, self.samples, self.seed)
-        self.notes.append(sentence)
+            arguments = self.with_input(leaf.clone())  # not a leaf, since some models change their input in place
+        self.pending = {}
+        with torch.enable_grad(), self.with_hooks(self.discover):
+            output = self.run(arguments)
+            loss, note = loss_of(output, self.targets, self.loss_function, self.samples, self.seed)
+        self.notes.append(note)
         self.loss = loss.item()
         if not self.layers:
             raise ValueError(
-                f"measure: {type(self.network).__name__} ran without calling a single module with a tensor as output, "
-                "so there is nothing to measure layer by layer. Build it from nn.Modules."
+                f"measure: {type(self.model).__name__} calls no module that returns a tensor, so there are no layers "
+                "to measure. Build it from nn.Modules."
             )
-        if not loss.requires_grad:
-            self.notes.append(
-                "The loss does not depend on the input or on a parameter that takes gradients: no gradients measured."
-            )
-        else:
+        if loss.requires_grad:
             self.find_trunk(loss, leaf)
-            self.backward(families, pending, loss, leaf)
+            self.backward(loss, leaf)
+        else:
+            self.notes.append("Gradients are not measured: the loss depends on nothing that requires a gradient.")
         for layer in self.layers:
             layer.edge = None
 
-    def backward(
-        self, families: Sequence[Family], pending: dict[Layer, Pending], loss: Tensor, leaf: Tensor | None
-    ) -> None:
-        named = [(name, parameter) for name, parameter in self.network.named_parameters() if parameter.requires_grad]
-        wanted = [parameter for _, parameter in named] + ([leaf] if leaf is not None else [])
+    def backward(self, loss: Tensor, leaf: Tensor | None) -> None:
+        named = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        wanted = [*named.values(), *([] if leaf is None else [leaf])]  # with the leaf, so that hooks see its gradient
         try:
             gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
         except HookError:
             raise
         except RuntimeError as error:
             self.failure = str(error).split(". ")[0].rstrip(".")
-            self.notes.append(f"The backward pass fails, and so would training: {self.failure}. No gradients measured.")
+            self.notes.append(
+                f"Gradients are not measured. The backward pass fails, as it would in training: {self.failure}."
+            )
             for layer in self.layers:
-                layer.back.clear()
+                layer.backward_stats.clear()
             return
-        self.weight_gradients = {name: gradient for (name, _), gradient in zip(named, gradients, strict=False)}
-        self.input_gradient = gradients[-1] if leaf is not None else None
-        for layer, waiting in pending.items():  # their inputs take no gradient, or not all of it arrived
-            if waiting.output is not None:
-                self.reduce_back(families, layer, waiting.output, None)
+        self.weight_gradients = dict(zip(named, gradients, strict=False))
+        for layer in list(self.pending):  # the input takes no gradient, or only a part of it has arrived
+            self.reduce_gradients(layer, with_input=False)
 
-    def again(self, on_layer: Callable[[Layer, Tensor | None, Tensor], Tensor | None], part: Any = None) -> Any:
-        """One more forward pass over the layers that the first one found; a tensor returned replaces the output.
+    def rerun(
+        self,
+        on_layer: Callable[[Layer, Tensor | None, Tensor], Tensor | None] | None = None,
+        arguments: Arguments | None = None,
+        *,
+        on_entry: Callable[[str, tuple, dict], None] | None = None,
+    ) -> Any:
+        """Runs the layers of the first pass once more and returns the model's output.
 
         Args:
-            on_layer: gets layer, input and output.
-            part: (arguments, keywords) in place of the batch, from `part()` or `with_input()`.
+            on_layer: called with layer, input and output. A returned tensor replaces the output.
+            arguments: in place of the batch, from `first_samples` or `with_input`.
+            on_entry: called with path and arguments before a module runs.
         """
-        known = {(layer.path, layer.call): layer for layer in self.layers}
+        layers = {(layer.path, layer.call): layer for layer in self.layers}
 
         def on_call(call: Call) -> Tensor | None:
-            layer = known.get((call.path, call.number))
-            return None if layer is None else on_layer(layer, call.input, call.output)
+            layer = layers.get((call.path, call.number))
+            return None if layer is None or on_layer is None else on_layer(layer, call.input, call.output)
 
-        arguments, keywords = part if part is not None else (self.arguments, self.keywords)
-        with self.with_hooks(on_call):
-            return self.run(arguments, keywords)
+        with self.with_hooks(on_call, on_entry):
+            return self.run(self.arguments if arguments is None else arguments)
 
-    def part(self, samples: int) -> tuple[tuple, dict]:
-        """The call on the first samples of the batch only."""
+    def first_samples(self, samples: int) -> Arguments:
+        """The model's arguments with only the first samples of the batch."""
+        return map_tensors(self.arguments, lambda x: x[:samples] if x.ndim and x.shape[0] == self.samples else x)
 
-        def cut(x: Tensor) -> Tensor:
-            return x[:samples] if x.ndim and x.shape[0] == self.samples else x
+    def with_input(self, x: Tensor) -> Arguments:
+        """The model's arguments with `x` in place of the floating-point input."""
+        return map_tensors(self.arguments, lambda old: x if old is self.input else old)
 
-        return mapped((self.arguments, self.keywords), cut)
-
-    def with_input(self, x: Tensor) -> tuple[tuple, dict]:
-        """The call with another input in place of the batch's."""
-        assert self.input is not None
-        return replace((self.arguments, self.keywords), self.input, x)
-
-    def run(self, arguments: tuple, keywords: dict) -> Any:
+    def run(self, arguments: Arguments) -> Any:
         torch.manual_seed(self.seed)  # the same dropout in every pass; the caller's generators are preserved
-        # Copies, since some networks change their input in place, and the batch is the caller's.
-        arguments, keywords = mapped((arguments, keywords), lambda x: x if x.requires_grad else x.clone())
+        # Copies, since some models change their input in place, and the batch is the caller's.
+        args, kwargs = map_tensors(arguments, lambda x: x if x.requires_grad else x.clone())
         try:
-            return self.network(*arguments, **keywords)
+            return self.model(*args, **kwargs)
         except HookError:
             raise
         except Exception as error:
-            what = describe((arguments, keywords) if keywords else arguments[0] if len(arguments) == 1 else arguments)
-            raise RefusedError(type(self.network).__name__, what, error) from error
+            example = describe((args, kwargs) if kwargs else args[0] if len(args) == 1 else args)
+            raise ModelFailedError(type(self.model).__name__, example, error) from error
 
     # -- hooks ------------------------------------------------------------------------------------------------------
 
@@ -280,129 +304,109 @@ class Probe:
         on_call: Callable[[Call], Tensor | None],
         on_entry: Callable[[str, tuple, dict], None] | None = None,
     ) -> Iterator[None]:
-        """Inside, `on_call` sees every call of every module, children before their parents.
+        """Inside, `on_call` gets every call of every module, children before their parents.
 
-        `on_entry` sees path and arguments before the module runs. Both may call modules; those calls are not seen.
+        `on_entry` gets path and arguments before the module runs. Modules that either of them calls are not reported.
         """
         calls: dict[str, int] = {}
-        arrived: dict[str, list[tuple[Tensor | None, Edge | None]]] = {}
+        inputs: dict[str, list[tuple[Tensor | None, GradientEdge | None]]] = {}
         busy = False
 
-        @contextmanager
-        def alone() -> Iterator[None]:
+        def guarded(path: str, function: Callable[..., Any], *args: Any) -> Any:
             nonlocal busy
             busy = True
             try:
-                yield
+                with as_hook_error(path):
+                    return function(*args)
             finally:
                 busy = False
 
-        def before(path: str, module: nn.Module, arguments: tuple, keywords: dict) -> None:
+        def before(path: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
             if busy:
                 return
-            x = floating_in((arguments, keywords))
+            x = floating_in((args, kwargs))
             edge = edge_of(x)
             if x is not None:
                 x = x.detach().clone() if getattr(module, "inplace", False) else x.detach()
-            arrived.setdefault(path, []).append((x, edge))
+            inputs.setdefault(path, []).append((x, edge))
             if on_entry is not None:
-                with alone(), as_hook_error(path):
-                    on_entry(path, arguments, keywords)
+                guarded(path, on_entry, path, args, kwargs)
 
-        def after(path: str, module: nn.Module, arguments: tuple, keywords: dict, output: Any) -> Any:
+        def after(path: str, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
             if busy:
                 return None
-            x, edge = arrived[path].pop()
+            x, edge = inputs[path].pop()
             y = floating_in(output)
             if y is None or y.numel() == 0:
                 return None
             number = calls.get(path, 0)
             calls[path] = number + 1
-            with alone(), as_hook_error(path):
-                changed = on_call(Call(path, number, module, x, edge, y))
+            changed = guarded(path, on_call, Call(path, number, module, x, edge, y))
             return changed if isinstance(output, Tensor) else None
 
         with ExitStack() as stack:
-            for path, module in self.network.named_modules():
+            for path, module in self.model.named_modules():
                 if PARAMETRIZATIONS in path.split("."):
-                    continue  # puts out a weight, and no signal
+                    continue  # returns a weight, not a signal
                 stack.callback(module.register_forward_pre_hook(partial(before, path), with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(partial(after, path), with_kwargs=True).remove)
             yield
 
-    def discover(self, families: Sequence[Family], pending: dict[Layer, Pending], call: Call) -> None:
-        """Adds a layer for a call, unless it only handed on what is a layer already."""
-        kind = kind_of(call.module)
-        edge = edge_of(call.output)
-        composite = has_parts(call.module)
-        if edge is None:
-            if kind == "pass" or composite:
-                return
-        elif kind == "pass" or any(edge == layer.edge for layer in self.layers):
+    def discover(self, call: Call) -> None:
+        """Adds a layer for a call, unless the module only returns the output of an earlier layer."""
+        kind, edge, composite = kind_of(call.module), edge_of(call.output), has_parts(call.module)
+        known = composite if edge is None else any(edge == layer.edge for layer in self.layers)
+        if kind == "pass" or known:
             return
-        shape = tuple(call.output.shape)
         layer = Layer(
             path=call.path,
             call=call.number,
             module=call.module,
             kind=kind,
-            shape=shape,
+            shape=tuple(call.output.shape),
             samples=self.samples,
-            sample_axis=sample_axis(call.module, shape, self.samples),
             unit_axis=unit_axis(call.module, kind, call.output, self.layers[-1].unit_axis if self.layers else 1),
             edge=edge,
         )
         self.layers.append(layer)
         with torch.no_grad():
-            for family in families:
+            for family in self.families:
                 if family.forward is not None:
-                    layer.kept[family.name] = family.forward(layer, call.input, call.output.detach())
-        if edge is None or not any(family.backward for family in families):
+                    layer.forward_stats[family.name] = family.forward(layer, call.input, call.output.detach())
+        if edge is None or not any(family.backward for family in self.families):
             return
-        arriving = entries(edge, call.edge) if call.edge is not None and not composite else []
-        pending[layer] = Pending(None, None, len(arriving))
-        call.output.register_hook(partial(self.on_output_gradient, families, pending, layer))
-        for node, position in arriving:
-            node.register_hook(partial(self.on_input_gradient, families, pending, layer, position))
+        paths = entries(edge, call.edge) if call.edge is not None and not composite else []
+        self.pending[layer] = Gradients(missing=len(paths))
+        call.output.register_hook(partial(self.on_output_gradient, layer))
+        for node, position in paths:
+            node.register_hook(partial(self.on_input_gradient, layer, position))
 
-    def on_output_gradient(
-        self, families: Sequence[Family], pending: dict[Layer, Pending], layer: Layer, gradient: Tensor
-    ) -> None:
-        waiting = pending.get(layer)
-        if waiting is None:
-            return
-        if waiting.missing == 0:
-            del pending[layer]
-            self.reduce_back(families, layer, gradient, None)
-        else:
-            pending[layer] = waiting._replace(output=gradient)
+    def on_output_gradient(self, layer: Layer, gradient: Tensor) -> None:
+        if layer in self.pending:
+            self.pending[layer].output = gradient
+            if self.pending[layer].missing == 0:
+                self.reduce_gradients(layer)
 
     def on_input_gradient(
-        self,
-        families: Sequence[Family],
-        pending: dict[Layer, Pending],
-        layer: Layer,
-        position: int,
-        inputs: tuple[Tensor | None, ...],
-        outputs: tuple[Tensor | None, ...],
+        self, layer: Layer, position: int, inputs: tuple[Tensor | None, ...], outputs: tuple[Tensor | None, ...]
     ) -> None:
-        waiting = pending.get(layer)
-        if waiting is None or waiting.output is None:
+        found, gradient = self.pending.get(layer), inputs[position]
+        if found is None or found.output is None:
             return
-        arrived = inputs[position]
-        total = arrived if waiting.input is None else waiting.input if arrived is None else waiting.input + arrived
-        if waiting.missing > 1:
-            pending[layer] = waiting._replace(input=total, missing=waiting.missing - 1)
-        else:
-            del pending[layer]
-            self.reduce_back(families, layer, waiting.output, total)
+        if gradient is not None:
+            found.input = gradient if found.input is None else found.input + gradient
+        found.missing -= 1
+        if found.missing == 0:
+            self.reduce_gradients(layer)
 
     @torch.no_grad()
-    def reduce_back(self, families: Sequence[Family], layer: Layer, output: Tensor, source: Tensor | None) -> None:
-        for family in families:
-            if family.backward is not None:
+    def reduce_gradients(self, layer: Layer, *, with_input: bool = True) -> None:
+        found = self.pending.pop(layer)
+        for family in self.families:
+            if family.backward is not None and found.output is not None:
                 with as_hook_error(layer.name):
-                    layer.back[family.name] = family.backward(layer, output, source)
+                    stats = family.backward(layer, found.output, found.input if with_input else None)
+                    layer.backward_stats[family.name] = stats
 
     def find_trunk(self, loss: Tensor, leaf: Tensor | None) -> None:
         root, start = edge_of(loss), edge_of(leaf) or next((layer.edge for layer in self.layers if layer.edge), None)
@@ -414,7 +418,7 @@ class Probe:
 
 
 class HookError(RuntimeError):
-    """A measure failed inside a hook: ours to mend, and not a network that refuses its batch."""
+    """A measure failed inside a hook. This is a bug in the measure, not in the model."""
 
 
 @contextmanager
@@ -425,56 +429,28 @@ def as_hook_error(name: str) -> Iterator[None]:
         raise HookError(f"measure: at layer {name!r}: {error}") from error
 
 
-class RefusedError(Exception):
-    """The network did not take the batch."""
+class ModelFailedError(ValueError):
+    """The model fails on the batch."""
 
-    def __init__(self, network: str, batch: str, error: Exception) -> None:
-        self.reason = " ".join(str(error).split()) or type(error).__name__
-        super().__init__(
-            f"measure: {network} does not take {batch}: {self.reason.rstrip('.')}. Give it a batch that it takes."
-        )
-
-    def as_error(self) -> ValueError:
-        return ValueError(str(self))
+    def __init__(self, model: str, example: str, error: Exception) -> None:
+        self.reason = (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
+        super().__init__(f"measure: {model} fails on {example}: {self.reason}. Give an example that the model takes.")
 
 
-def sample_axis(module: nn.Module, shape: tuple[int, ...], samples: int) -> int | None:
-    """The axis that counts the samples; recurrent nets put time first unless told otherwise."""
-    if isinstance(module, nn.RNNBase) and not module.batch_first and len(shape) == 3:
-        return 1
-    if not shape:
-        return None
-    if shape[0] == samples:
-        return 0
-    if len(shape) >= 3 and shape[1] == samples:
-        return 1
-    return 0 if shape[0] % samples == 0 else None
+def as_arguments(example: Any) -> Arguments:
+    """An example as arguments of a model: tuples and lists are positional, mappings keyword, others one argument."""
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    return (tuple(example), {}) if isinstance(example, tuple | list) else ((example,), {})
 
 
-def as_call(batch: Any) -> tuple[tuple, dict]:
-    """A batch as the arguments of a network: a tuple is several, a mapping is keywords, anything else is one."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    return (tuple(batch), {}) if isinstance(batch, tuple | list) else ((batch,), {})
-
-
-def mapped(nest: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A nest of tuples, lists and dicts with every tensor changed."""
-    if isinstance(nest, Tensor):
-        return change(nest)
-    if isinstance(nest, dict):
-        return {key: mapped(value, change) for key, value in nest.items()}
-    if isinstance(nest, tuple | list) and not hasattr(nest, "_fields"):
-        return type(nest)(mapped(value, change) for value in nest)
-    return nest
-
-
-def replace(nest: Any, old: Tensor, new: Tensor) -> Any:
-    return mapped(nest, lambda x: new if x is old else x)
+def map_tensors(nested: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Nested tuples, lists and dicts with `function` applied to every tensor."""
+    return tree_map_only(Tensor, function, nested)
 
 
 def describe(value: Any) -> str:
-    """A batch in words, for an error."""
+    """Types and shapes of the tensors in `value`, for an error message."""
     shapes = [f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}" for x in tensors_in(value)]
     if isinstance(value, Tensor):
         return f"a batch of {shapes[0]}"

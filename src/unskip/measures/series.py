@@ -1,62 +1,65 @@
-"""What a measurement hands back: one `Series` per measure, all of them in one `Measured`."""
+"""The result of a measurement: one `Series` per measure, all of them in one `Measured`."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from typing import Self
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerInfo:
-    """One layer of the measured network, as it ran."""
+    """One layer of the measured model, as it ran."""
 
     name: str  # module path; the second call of a reused module is "path#2"
     kind: str  # "conv", "linear", "norm", "activation", "pool", "attention", "recurrent", "embedding", "block", ...
-    parameters: int  # trained parameters, those of submodules included
+    parameters: int  # trainable parameters, including those of submodules
     shape: tuple[int, ...]  # of its output
-    trunk: bool  # everything that reaches the output passes through here; False inside a residual branch
+    trunk: bool  # every path from the input to the output passes through it; False inside a residual branch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
-    """One measure: one number per layer, with what a plot of it needs."""
+class Measure:
+    """What a measure is called and what it means. `Series.of` adds the values."""
 
     name: str  # "gradient_norm"
-    title: str  # heading of a plot, for somebody who has not read the papers
+    title: str  # heading of the plot, for readers who don't know the papers
     label: str  # axis label with its unit
+    log: bool = False  # whether the axis is logarithmic
+    healthy: str  # what healthy values look like, in one or two sentences
+    source: str  # paper, section, equation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series(Measure):
+    """One measure with one value per layer."""
+
     layers: tuple[str, ...]  # names of layers in order of execution
     values: tuple[float, ...]  # nan where undefined
-    errors: tuple[float, ...] | None = None  # standard error where the value is an estimate
-    log: bool = False  # whether the axis is logarithmic
-    healthy: str  # what healthy looks like, one or two sentences
-    source: str  # paper, section, equation
+    errors: tuple[float, ...] | None = None  # standard errors, if the values are estimates
 
     def __post_init__(self) -> None:
         assert len(self.layers) == len(self.values), self.name
         assert self.errors is None or len(self.errors) == len(self.values), self.name
 
+    @classmethod
+    def of(
+        cls,
+        measure: Measure,
+        layers: Iterable[object],
+        values: Iterable[float],
+        errors: Iterable[float] | None = None,
+    ) -> Self:
+        """The series of a measure. `layers` are the probe's layers or their names."""
+        errors = None if errors is None else tuple(errors)
+        return cls(**asdict(measure), layers=tuple(map(str, layers)), values=tuple(values), errors=errors)
 
-@dataclass(frozen=True, kw_only=True)
-class About:
-    """What a measure is called and means; with numbers it becomes a `Series`."""
-
-    name: str
-    title: str
-    label: str
-    log: bool = False
-    healthy: str
-    source: str
-
-    def series(self, layers: Iterable[str], values: Iterable[float], errors: Iterable[float] | None = None) -> Series:
-        return Series(
-            **asdict(self),
-            layers=tuple(layers),
-            values=tuple(values),
-            errors=None if errors is None else tuple(errors),
-        )
+    def by_layer(self) -> dict[str, float]:
+        """The values by name of layer, in order of execution."""
+        return dict(zip(self.layers, self.values, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What one family of measures contributes."""
+    """The result of one family of measures."""
 
     series: tuple[Series, ...] = ()
     numbers: dict[str, float] = field(default_factory=dict)
@@ -65,12 +68,12 @@ class Findings:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The measures of one network on one batch."""
+    """All measures of one model on one batch."""
 
     series: dict[str, Series]
-    numbers: dict[str, float]  # one number per network, e.g. "gradient_growth"
+    numbers: dict[str, float]  # one number per model, for example "gradient_growth"
     layers: tuple[LayerInfo, ...]  # in order of execution
-    notes: tuple[str, ...]  # how it was measured, and what could not be; whole sentences
-    failure: str | None = None  # why the backward pass fails, where it does
+    notes: tuple[str, ...]  # how it was measured and what could not be measured, in full sentences
+    failure: str | None = None  # the error of the backward pass, if it fails
     samples: int | None = None  # in the batch
-    shape: tuple[int, ...] | None = None  # of the batch, where it is one tensor
+    shape: tuple[int, ...] | None = None  # of the batch, if it is a single tensor

@@ -1,4 +1,4 @@
-"""Singularity: do the units of a layer still differ from each other (Oyedotun et al. 2020, ICPR, section V.B)?"""
+"""Singularity: whether the units of a layer still differ (Oyedotun et al. 2020, ICPR, section V.B)."""
 
 import math
 from typing import NamedTuple
@@ -6,49 +6,50 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unskip.measures.probe import Family, Layer, Probe
-from unskip.measures.series import About, Findings
+from unskip.measures.probe import Family, Layer, Probe, evenly_spaced
+from unskip.measures.series import Findings, Measure, Series
 from unskip.theory import condition_number
 
-NAN = float("nan")
-OBSERVATIONS = 4096  # at most; evenly spread over samples and positions
-UNITS = 256  # at most; evenly spread over the layer
-LARGEST = 512  # smaller side of the largest weight that is decomposed
+MAX_OBSERVATIONS = 4096  # samples and positions, evenly spaced
+MAX_UNITS = 256  # of a layer, evenly spaced
+MAX_SIDE = 512  # shorter side of a weight matrix that is decomposed
 
-CONDITION = About(
-    name="activation_condition",
-    title="Condition number of the activations",
-    label="κ(H), largest over smallest singular value",
-    log=True,
-    healthy="Level with depth. Where it rises steeply, units become copies of each other, and training is unstable.",
-    source="Oyedotun et al. 2020, section V.B, Definition 1 and Proposition 1",
-)
-RANK = About(
-    name="effective_rank",
-    title="How many different things a layer says",
-    label="effective rank of the units, as a share of their number",
-    healthy="Level with depth. Towards 0, all units respond in the same manner.",
-    source="Oyedotun et al. 2020, section V.B",
-)
-COLLINEARITY = About(
-    name="collinearity",
-    title="Units that say the same",
-    label="mean absolute correlation of two units",
-    healthy="Low and level; towards 1 the units are collinear.",
-    source="Oyedotun et al. 2020, section V.B",
-)
-WEIGHTS = About(
+ACTIVATION_MEASURES = {  # field of UnitStats: measure
+    "condition": Measure(
+        name="activation_condition",
+        title="Condition number of the activations",
+        label="κ(H), largest over smallest singular value",
+        log=True,
+        healthy="Level with depth. A steep rise means that units become copies of each other and training is unstable.",
+        source="Oyedotun et al. 2020, section V.B, Definition 1 and Proposition 1",
+    ),
+    "rank": Measure(
+        name="effective_rank",
+        title="Effective rank of the activations",
+        label="effective rank of the units, as a fraction of their number",
+        healthy="Level with depth. Towards 0, all units respond in the same way.",
+        source="Oyedotun et al. 2020, section V.B",
+    ),
+    "collinearity": Measure(
+        name="collinearity",
+        title="Correlation of the units",
+        label="mean absolute correlation of two units",
+        healthy="Low and level. Towards 1, the units are collinear.",
+        source="Oyedotun et al. 2020, section V.B",
+    ),
+}
+WEIGHTS = Measure(
     name="weight_condition",
     title="Condition number of the weights",
     label="κ(W), largest over smallest singular value",
     log=True,
-    healthy="Moderate, up to a few hundreds, and alike in all layers.",
+    healthy="Moderate, up to a few hundred, and similar in all layers.",
     source="Oyedotun et al. 2020, section VI.A, Fig. 5",
 )
 
 
-class Singularity(NamedTuple):
-    """What is kept of the units of one layer."""
+class UnitStats(NamedTuple):
+    """How much the units of one layer differ."""
 
     condition: float
     rank: float
@@ -56,13 +57,13 @@ class Singularity(NamedTuple):
 
 
 def condition_infinity(matrix: Tensor) -> float:
-    """‖Z‖_∞ ‖Z⁺‖_∞, the condition number by which Oyedotun et al. 2020 draws its Fig. 5."""
+    """‖Z‖_∞ ‖Z⁺‖_∞, the condition number of Oyedotun et al. 2020, Fig. 5."""
     z = matrix.double()
     return (torch.linalg.matrix_norm(z, math.inf) * torch.linalg.matrix_norm(torch.linalg.pinv(z), math.inf)).item()
 
 
 def gram_condition(gram: Tensor) -> float:
-    """κ(H) from HᵀH, whose eigenvalues are the squared singular values; infinite beyond what they resolve."""
+    """κ(H) from HᵀH, whose eigenvalues are the squared singular values; inf if HᵀH is singular within rounding."""
     values = torch.linalg.eigvalsh(gram)
     smallest = torch.finfo(gram.dtype).eps * len(gram) * values[-1]
     return math.sqrt((values[-1] / values[0]).item()) if values[0] > smallest else math.inf
@@ -71,70 +72,65 @@ def gram_condition(gram: Tensor) -> float:
 def effective_rank(covariance: Tensor) -> float:
     """exp of the entropy of the normalised eigenvalues: n for n independent units of equal variance, 1 for copies."""
     values = torch.linalg.eigvalsh(covariance).clamp_min(0)
-    total = values.sum()
-    if not total > 0:
-        return NAN
-    p = values / total
-    return torch.exp(-torch.special.xlogy(p, p).sum()).item()
+    p = values / values.sum()
+    return torch.exp(torch.special.entr(p).sum()).item() if values.sum() > 0 else math.nan
 
 
 def collinearity(covariance: Tensor) -> float:
-    """The mean absolute correlation of two different units, of those that vary at all."""
+    """The mean absolute correlation of two different units, leaving out constant ones."""
     deviation = covariance.diagonal().clamp_min(0).sqrt()
     alive = deviation > 1e-7 * deviation.amax()
     count = int(alive.sum())
     if count < 2:
-        return NAN
+        return math.nan
     live = covariance[alive][:, alive] / torch.outer(deviation[alive], deviation[alive])
     return ((live.abs().sum() - count) / (count * (count - 1))).clamp(0, 1).item()
 
 
-def forward(layer: Layer, x: Tensor | None, y: Tensor) -> Singularity | None:
-    h = layer.by_unit(y, OBSERVATIONS).double()
+def forward(layer: Layer, x: Tensor | None, y: Tensor) -> UnitStats | None:
+    h = layer.by_unit(y, MAX_OBSERVATIONS).double()
     if h.shape[1] < 2 or h.shape[0] < 2:
         return None
-    if h.shape[1] > UNITS:
-        h = h[:, torch.linspace(0, h.shape[1] - 1, UNITS, dtype=torch.float64, device=h.device).long()]
+    h = h[:, evenly_spaced(h.shape[1], MAX_UNITS, h.device)]
     if not bool(h.isfinite().all()):
         return None
-    # Scaled to a largest entry of 1, since the squares of an exploding layer overflow.
+    # Scaled to a largest entry of 1, because the squares of an exploding layer overflow.
     h = h / h.abs().amax().clamp_min(1e-300)
-    gram = h.T @ h / len(h)
     centred = h - h.mean(0)
     covariance = centred.T @ centred / len(h)
-    fewer = len(h) < h.shape[1]  # then HᵀH is singular whatever the units do, and κ is that of HHᵀ
-    return Singularity(
-        condition=gram_condition(h @ h.T / len(h) if fewer else gram),
+    # With fewer observations than units HᵀH is always singular, and κ is that of HHᵀ.
+    gram = h @ h.T if len(h) < h.shape[1] else h.T @ h
+    return UnitStats(
+        condition=gram_condition(gram / len(h)),
         rank=effective_rank(covariance) / min(h.shape),
         collinearity=collinearity(covariance),
     )
 
 
 def report(probe: Probe) -> Findings:
-    seen = [(layer.name, layer.kept["singularity"]) for layer in probe.layers if layer.kept["singularity"] is not None]
-    names = [name for name, _ in seen]
-    weighty = [layer for layer in probe.layers if layer.weight is not None and layer.call == 0]
-    conditions, notes = [], []
-    for layer in weighty:
-        assert layer.weight is not None
+    stats = probe.stats("singularity")
+    conditions, notes = {}, []
+    for layer in probe.layers:
+        if layer.weight is None or layer.call > 0:
+            continue
         matrix = layer.weight.flatten(1)
-        if min(matrix.shape) > LARGEST:
+        small = min(matrix.shape) <= MAX_SIDE
+        if not small:
             notes.append(f"The condition number of {layer.name!r} is left out: its weight is {tuple(matrix.shape)}.")
-        usable = min(matrix.shape) <= LARGEST and bool(matrix.isfinite().all())
-        conditions.append(condition_number(matrix.double().cpu().numpy()) if usable else NAN)
-    trunk = [layer.kept["singularity"] for layer in probe.layers if layer.trunk and layer.kept["singularity"]]
+        usable = small and bool(matrix.isfinite().all())
+        conditions[layer] = condition_number(matrix.double().cpu().numpy()) if usable else math.nan
+    trunk = [found for layer, found in stats.items() if layer.trunk]
     return Findings(
         series=(
-            CONDITION.series(names, (kept.condition for _, kept in seen)),
-            RANK.series(names, (kept.rank for _, kept in seen)),
-            COLLINEARITY.series(names, (kept.collinearity for _, kept in seen)),
-            WEIGHTS.series((layer.name for layer in weighty), conditions),
+            *(
+                Series.of(measure, stats, [getattr(found, field) for found in stats.values()])
+                for field, measure in ACTIVATION_MEASURES.items()
+            ),
+            Series.of(WEIGHTS, conditions, conditions.values()),
         ),
         numbers={
-            "collinearity": max(
-                (kept.collinearity for kept in trunk if not math.isnan(kept.collinearity)), default=NAN
-            ),
-            "effective_rank": min((kept.rank for kept in trunk if not math.isnan(kept.rank)), default=NAN),
+            "collinearity": max((f.collinearity for f in trunk if not math.isnan(f.collinearity)), default=math.nan),
+            "effective_rank": min((f.rank for f in trunk if not math.isnan(f.rank)), default=math.nan),
         },
         notes=tuple(notes),
     )

@@ -27,7 +27,7 @@ from unskip.theory import (
     probability_larger_logistic,
     relative_change_bound,
     survival_bound,
-    surviving_share,
+    surviving_fraction,
     two_layer,
     unit_statistics,
 )
@@ -198,11 +198,11 @@ def survival() -> list[Row]:
                  2 * sigma**2, variance, torch.stack(units)),
             _row(f"pnnh Theorem 3.2, mean square of the units' means, {where}", 0.0, spread**2, torch.stack(means)),
             _row(f"pnnh Theorem 3.3, surviving share of residual blocks at δ = 0, {where} (printed: lower bound)",
-                 survival_bound(mu, sigma, 0.0, residual=True), surviving_share(mu, sigma, residual=True),
+                 survival_bound(mu, sigma, 0.0, residual=True), surviving_fraction(mu, sigma, residual=True),
                  torch.stack(shares)),
             _row(f"pnnh Theorem 3.3, the same beside the bound with 3 σ_x², {where} (printed: that bound)",
                  survival_bound(mu, sigma, 0.0, residual=True, reading="corrected"),
-                 surviving_share(mu, sigma, residual=True), torch.stack(shares)),
+                 surviving_fraction(mu, sigma, residual=True), torch.stack(shares)),
         ]  # fmt: skip
     return rows
 

@@ -17,7 +17,7 @@ from torchvision.models import vgg19_bn
 
 from unskip.measures import noise_to_signal, record_outputs, recovery
 from unskip.measures.dissipation import NOISE, downscaled, sketch
-from unskip.measures.dists import SAMPLES, dissimilarity, picture, side_of
+from unskip.measures.dists import SAMPLES, as_image, dissimilarity, image_size
 from unskip.models.cifar import cifar_resnet
 from unskip.reproduce.drawing import FAINT, OTHER, PLAIN, PNNH, RESIDUAL, dress, panels
 from unskip.reproduce.images import load_set, sample_images
@@ -91,10 +91,10 @@ def perceptual(layers: list[Tensor], images: Tensor) -> list[float]:
 
     All layers in one call, since each call loads VGG-16.
     """
-    side, count = side_of(images), len(images[:SAMPLES])
-    shown = torch.cat([picture(features[:SAMPLES], 1, side) for features in layers])
+    size, count = image_size(images), len(images[:SAMPLES])
+    shown = torch.cat([as_image(features[:SAMPLES], 1, size) for features in layers])
     try:
-        scores = dissimilarity(shown, picture(images[:SAMPLES], 1, side).repeat(len(layers), 1, 1, 1))
+        scores = dissimilarity(shown, as_image(images[:SAMPLES], 1, size).repeat(len(layers), 1, 1, 1))
     except (ImportError, OSError, RuntimeError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Theory: the papers' formulas as pure functions of numbers, in float64, each tested against simulation."""
+"""The papers' formulas as pure functions of numbers, in float64, each tested against simulation."""
 
 from unskip.theory.conditioning import condition_number, relative_change_bound
 from unskip.theory.dominance import (
@@ -28,7 +28,7 @@ from unskip.theory.survival import (
     relu_cosine,
     response,
     survival_bound,
-    surviving_share,
+    surviving_fraction,
     unit_statistics,
 )
 
@@ -56,7 +56,7 @@ __all__ = [
     "residual",
     "response",
     "survival_bound",
-    "surviving_share",
+    "surviving_fraction",
     "two_layer",
     "unit_statistics",
     "unnormalised",

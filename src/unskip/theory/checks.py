@@ -1,31 +1,31 @@
-"""What the functions of this room ask of their arguments, and the sentences that say so."""
+"""Argument checks of the theory functions."""
 
 import math
 
 
 def positive(function: str, **values: float) -> None:
-    """Refuses what is not finite and above 0."""
+    """Raises ValueError unless all values are finite and above 0."""
     for name, value in values.items():
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{function}: {name}={value} must be finite and above 0.")
 
 
-def not_negative(function: str, **values: float) -> None:
-    """Refuses what is not finite and at least 0."""
+def at_least(function: str, minimum: float, **values: float) -> None:
+    """Raises ValueError unless all values are finite and at least `minimum`."""
     for name, value in values.items():
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{function}: {name}={value} must be finite and at least 0.")
+        if not (math.isfinite(value) and value >= minimum):
+            raise ValueError(f"{function}: {name}={value} must be finite and at least {minimum}.")
 
 
 def probability(function: str, **values: float) -> None:
-    """Refuses what is not in 0 to 1."""
+    """Raises ValueError unless all values are between 0 and 1."""
     for name, value in values.items():
         if not 0 <= value <= 1:
             raise ValueError(f"{function}: {name}={value} must be a probability, 0 to 1.")
 
 
-def at_least(function: str, least: int, **values: int) -> None:
-    """Refuses whole numbers below `least`."""
+def one_of(function: str, choices: tuple[str, ...], **values: str) -> None:
+    """Raises ValueError unless all values are among `choices`."""
     for name, value in values.items():
-        if value < least:
-            raise ValueError(f"{function}: {name}={value} must be at least {least}.")
+        if value not in choices:
+            raise ValueError(f"{function}: {name}={value!r} must be one of {', '.join(map(repr, choices))}.")

@@ -1,9 +1,9 @@
-"""Scaling ratios: what an operator does to the variance of signals and of gradients.
+"""Scaling ratios: how an operator changes the variance of signals and gradients.
 
 Hu, github.com/hukkai/no-residual-network, 3, 4.1, A, C.1.
 
-R_f = Var[y] / Var[x] going forward, R_b = Var[∂ℓ/∂x] / Var[∂ℓ/∂y] going back (Definition 3.1). Where the forward signal
-is held at its size, by BatchNorm or initialisation, gradients grow by R_b / R_f at each operator.
+R_f = Var[y] / Var[x] going forward, R_b = Var[∂ℓ/∂x] / Var[∂ℓ/∂y] going back (Definition 3.1). If BatchNorm or
+initialisation keeps the forward signal at its size, gradients grow by R_b / R_f at each operator.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike
 
-from unskip.theory.checks import at_least, not_negative, positive
+from unskip.theory.checks import at_least, positive
 from unskip.theory.normal import Activation, activation_moments, variance_of_maximum
 
 
@@ -26,7 +26,7 @@ class Scaling:
 
     @property
     def growth(self) -> float:
-        """R_b / R_f: how much the variance of gradients grows where that of signals is held."""
+        """R_b / R_f: the growth of the gradients' variance if the signals' variance is kept."""
         return self.backward / self.forward
 
     def __mul__(self, then: Self) -> "Scaling":
@@ -45,20 +45,20 @@ def linear(weight: ArrayLike) -> Scaling:
 def batch_norm(variance: float, batch: int | None = None) -> Scaling:
     """Proposition 3.8: R_f = 1/σ², R_b = (1 - 1/(B - 1)) / σ² in expectation, over B examples.
 
-    The print has 1/B; the gradient's share along the normalised signal, which BatchNorm removes, is 1/(B - 1) for any
-    gradients whose order means nothing (docs/errata.md). `batch=None` is the limit of a large batch.
+    The printed formula has 1/B. BatchNorm removes the part of the gradient along the normalised signal, a fraction of
+    1/(B - 1) for exchangeable gradients (docs/errata.md). `batch=None` is the limit of a large batch.
     """
     positive("batch_norm", variance=variance)
     if batch is not None:
         at_least("batch_norm", 3, batch=batch)
-    lost = 0.0 if batch is None else 1 / (batch - 1)
+    lost = 0.0 if batch is None else 1 / (batch - 1)  # fraction of the gradient
     return Scaling(forward=1 / variance, backward=(1 - lost) / variance)
 
 
 def activation(g: Activation, *, mean: float = 0.0, variance: float = 1.0) -> Scaling:
     """R_f = Var[g(X)] / Var[X], R_b = E[g'(X)²] for X ~ N(mean, variance) (section 3.1).
 
-    R_b ≥ R_f, and equal only for affine g (Chernoff; Proposition 3.12). ReLU: ½ (1 - 1/π) and ½.
+    R_b ≥ R_f, with equality only for affine g (Chernoff; Proposition 3.12). ReLU: ½ (1 - 1/π) and ½.
     """
     moments = activation_moments(g, mean=mean, variance=variance)
     return Scaling(forward=moments.variance / variance, backward=moments.slope_square)
@@ -67,7 +67,7 @@ def activation(g: Activation, *, mean: float = 0.0, variance: float = 1.0) -> Sc
 def growth_rate(g: Activation) -> float:
     """r(σ) = E[σ'(X)²] / Var[σ(X)], X ~ N(0, 1) (Eq. 1, with the square inside the expectation as its text uses it).
 
-    The variance of gradients grows by r a layer in a plain network with BatchNorm, their norm by √r:
+    In a plain network with BatchNorm, the variance of gradients grows by r per layer and their norm by √r:
     1.072 for SELU, 1.178 for Tanh, π / (π - 1) = 1.467 for ReLU.
     """
     return activation(g).growth
@@ -80,10 +80,11 @@ def max_pool(window: int) -> Scaling:
 
 
 def residual(branch: Scaling, *, scale: float = 1.0) -> Scaling:
-    """Proposition 3.17: y = x + scale · F(x) has R = 1 + scale² R(F), forward and back. The 1/√L initialisation is
-    scale = 1/√L; without it (C.3) growth is (1 + R_b) / (1 + R_f), less than the branch's own.
+    """Proposition 3.17: y = x + scale · F(x) has R = 1 + scale² R(F), forward and backward.
+
+    The 1/√L initialisation is scale = 1/√L. Without it (C.3), growth is (1 + R_b) / (1 + R_f), less than the branch's.
     """
-    not_negative("residual", scale=scale)
+    at_least("residual", 0, scale=scale)
     return Scaling(forward=1 + scale**2 * branch.forward, backward=1 + scale**2 * branch.backward)
 
 
@@ -96,7 +97,7 @@ def two_layer(k: float, *, tied: bool, d: int | None = None, gain: float = 2.0) 
     for weights of N(0, 2/D). (The text above the proposition says 1/D, which makes all four a quarter of this.)
 
     Args:
-        d: width of the input; given, the tied ratios are the exact expectations over W, with their terms in 1/D.
+        d: width of the input. If given, tied ratios are exact expectations over W, including terms in 1/D.
         gain: weights are N(0, gain/D).
     """
     positive("two_layer", k=k, gain=gain)
@@ -114,17 +115,17 @@ def two_layer(k: float, *, tied: bool, d: int | None = None, gain: float = 2.0) 
 
 @dataclass(frozen=True, kw_only=True)
 class FixedPoint:
-    """Where a wide plain network without normalisation settles."""
+    """The limit of a wide plain network without normalisation."""
 
     variance: float  # q, of the pre-activations over units
-    growth: float  # χ, of the variance of gradients from a layer to the one before
+    growth: float  # χ, of the gradients' variance from a layer to the one before it
 
 
 def unnormalised(g: Activation, *, gain: float, layers: int = 10_000) -> FixedPoint:
     """A plain network without BatchNorm, weights N(0, gain/d): q = gain E[g(√q Z)²], then χ = gain E[g'(√q Z)²].
 
-    Here the forward signal carries its mean along, so that r(σ) does not apply: ReLU with He's gain of 2 has χ = 1 and
-    gradients that do not grow at all (docs/errata.md), Tanh with 2 has 1.106 and SELU with 1 has 1.072.
+    The forward signal keeps its mean here, so r(σ) does not apply: ReLU with He's gain of 2 has χ = 1, and gradients do
+    not grow at all (docs/errata.md). Tanh with 2 has 1.106 and SELU with 1 has 1.072.
     """
     positive("unnormalised", gain=gain)
     q = 1.0
@@ -133,7 +134,7 @@ def unnormalised(g: Activation, *, gain: float, layers: int = 10_000) -> FixedPo
         if not 1e-30 < q < 1e30:
             raise ValueError(
                 f"unnormalised: with gain={gain} the signal of {g!r} {'vanishes' if q < 1 else 'explodes'} and has no "
-                "size to settle at; choose another gain."
+                "fixed point. Choose another gain."
             )
         if abs(q - before) <= 1e-12 * q:
             break

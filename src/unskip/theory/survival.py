@@ -1,29 +1,30 @@
-"""Surviving neurons and the depth at which the bound on them is spent.
+"""Surviving neurons, and the depth at which the bound on them reaches a given value.
 
 Zhang et al. 2024, arXiv:2402.08645, section 3.1 and Appendix B.
 
 The setting: inputs are non-negative with mean μ_x and variance σ_x², independent of each other, and the weights of two
-layers, ReLU between them, are He-normal. Three readings of Theorems 3.2 and 3.3 stand side by side (docs/errata.md):
+layers, ReLU between them, are He-normal. There are three readings of Theorems 3.2 and 3.3 (docs/errata.md):
 
-- `printed`: the paper's letters, 4 σ_x² and 9 σ_x² in the bound;
+- `printed`: as in the paper, with 4 σ_x² and 9 σ_x² in the bound;
 - `corrected`: Cantelli's inequality with the variances that Theorem 3.2 names, 2 σ_x² and 3 σ_x²;
 - `exact`: Cantelli's inequality with the true variances over units and inputs, 2 (σ_x² + μ_x²) and 3 σ_x² + 2 μ_x².
-  Only this one is a bound for every μ_x.
+  Only this is a bound for every μ_x.
 """
 
 import math
 from dataclasses import dataclass
 from typing import Literal
 
-from unskip.theory.checks import not_negative, positive, probability
+from unskip.theory.checks import at_least, one_of, positive, probability
 from unskip.theory.normal import cdf
 
 Reading = Literal["printed", "corrected", "exact"]
+READINGS = ("printed", "corrected", "exact")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """Mean and variance of what stands before a block's last ReLU."""
+    """Mean and variance of the input of a block's last ReLU."""
 
     mean: float
     variance: float
@@ -33,11 +34,11 @@ def response(mu_x: float, sigma_x: float, *, residual: bool, reading: Reading = 
     """Theorem 3.2: the response before the last ReLU, over units, weights and inputs.
 
     As printed (and `corrected`): mean 0 and variance 2 σ_x² in plain blocks, mean μ_x and variance 3 σ_x² in residual
-    ones. That is the variance over inputs of a unit whose weights are fixed, when σ_x is far below μ_x. Over units the
-    means differ, by 2 μ_x² in the square, and the `exact` variance has this too: 2 (σ_x² + μ_x²) and 3 σ_x² + 2 μ_x².
+    ones. That is the variance over inputs of a unit with fixed weights, if σ_x is far below μ_x. The means of units
+    differ, with variance 2 μ_x², and the `exact` variance includes this: 2 (σ_x² + μ_x²) and 3 σ_x² + 2 μ_x².
     """
-    not_negative("response", mu_x=mu_x, sigma_x=sigma_x)
-    _known("response", reading)
+    at_least("response", 0, mu_x=mu_x, sigma_x=sigma_x)
+    one_of("response", READINGS, reading=reading)
     learned = 2 * (sigma_x**2 + (mu_x**2 if reading == "exact" else 0.0))
     if residual:
         return Response(mean=mu_x, variance=learned + sigma_x**2)
@@ -45,11 +46,11 @@ def response(mu_x: float, sigma_x: float, *, residual: bool, reading: Reading = 
 
 
 def relu_cosine(c: float) -> float:
-    """The cosine between two inputs after one wide He-normal layer and ReLU, when it was c before::
+    """The cosine of two inputs after one wide He-normal layer and ReLU, given their cosine c before it::
 
         κ(c) = (√(1 - c²) + c (π - arccos c)) / π
 
-    It grows towards 1 at each layer: without a path around the non-linearity all inputs become alike.
+    It grows towards 1 with each layer: without a path around the activation, all inputs become alike.
     """
     if not -1 <= c <= 1:
         raise ValueError(f"relu_cosine: c={c} must be a cosine, -1 to 1.")
@@ -57,26 +58,26 @@ def relu_cosine(c: float) -> float:
 
 
 def unit_statistics(mu_x: float, sigma_x: float, *, layers: int = 2) -> tuple[float, float]:
-    """Fixed weights: how far the means of units lie from zero, and how much one unit varies over inputs.
+    """For fixed weights: how far the means of units are from zero, and how much a unit varies over inputs.
 
     Returns the root mean square over units of a unit's mean, and the mean over units of its variance over inputs,
     before the ReLU of layer `layers` of a wide He-normal network. For one layer that is √2 μ_x and 2 σ_x²: unless μ_x
-    is small beside σ_x a unit is on for all inputs or off for all inputs, whatever the average over units says.
+    is small compared with σ_x, a unit is on for all inputs or off for all inputs.
     """
     positive("unit_statistics", sigma_x=sigma_x, layers=layers)
-    not_negative("unit_statistics", mu_x=mu_x)
+    at_least("unit_statistics", 0, mu_x=mu_x)
     square = mu_x**2 + sigma_x**2  # E[x²], which He-normal layers with ReLU keep
-    c = mu_x**2 / square  # between two inputs that are drawn apart
+    c = mu_x**2 / square  # of two independent inputs
     for _ in range(layers - 1):
         c = relu_cosine(c)
     return math.sqrt(2 * square * c), 2 * square * (1 - c)
 
 
-def surviving_share(mu_x: float, sigma_x: float, *, residual: bool) -> float:
-    """The share of responses above zero, over units and inputs, in wide blocks: what Theorem 3.3 bounds from below.
+def surviving_fraction(mu_x: float, sigma_x: float, *, residual: bool) -> float:
+    """The fraction of responses above zero in wide blocks, which Theorem 3.3 bounds from below.
 
     ½ in plain blocks, by symmetry. In residual blocks Φ(μ_x / √(3 σ_x² + 2 μ_x²)), exact for normal inputs and close
-    for others; for σ_x far below μ_x that is Φ(1/√2) = 0.760, however large μ_x may be.
+    for others. For σ_x far below μ_x that is Φ(1/√2) = 0.760, for any μ_x.
     """
     exact = response(mu_x, sigma_x, residual=residual)
     return cdf(exact.mean / math.sqrt(exact.variance)) if exact.variance > 0 else 0.5
@@ -90,24 +91,24 @@ def survival_bound(
         (m + δ)² / (v + (m + δ)²)       m = μ_y in plain blocks, μ_x + μ_y in residual ones
 
     with v = 4 σ_x² (plain) or 9 σ_x² (residual) as printed; `reading` says which v. The inequality bounds
-    P(response > -δ), which is survival only as δ → 0; in plain blocks with μ_y = 0 nothing is left of it there.
+    P(response > -δ), which is survival only as δ → 0. In plain blocks with μ_y = 0, the bound goes to 0 there.
 
     Args:
-        delta: δ, the precision of the bound, small beside σ_x.
-        mu_y: mean of the response that covariate shift and biases add (Remark in Appendix B).
+        delta: δ, the precision of the bound, small compared with σ_x.
+        mu_y: mean that covariate shift and biases add to the response (Remark in Appendix B).
     """
-    not_negative("survival_bound", delta=delta)
+    at_least("survival_bound", 0, delta=delta)
     positive("survival_bound", sigma_x=sigma_x)
-    _known("survival_bound", reading)
+    one_of("survival_bound", READINGS, reading=reading)
     if not math.isfinite(mu_y):
         raise ValueError(f"survival_bound: mu_y={mu_y} must be finite.")
     if reading == "printed":
-        not_negative("survival_bound", mu_x=mu_x)
+        at_least("survival_bound", 0, mu_x=mu_x)
         variance = (9 if residual else 4) * sigma_x**2
     else:
         variance = response(mu_x, sigma_x, residual=residual, reading=reading).variance
     reach = (mu_x if residual else 0.0) + mu_y + delta
-    # Below zero the mean itself does not survive, and Cantelli says nothing about the upper tail's lower bound.
+    # Cantelli's inequality gives no lower bound if the mean is below zero.
     return reach**2 / (variance + reach**2) if reach > 0 else 0.0
 
 
@@ -116,10 +117,10 @@ def collapsing_depth(share: float, epsilon: float) -> int:
     probability("collapsing_depth", share=share, epsilon=epsilon)
     if not 0 < share < 1 or not 0 < epsilon < 1:
         raise ValueError(
-            f"collapsing_depth: share={share} and epsilon={epsilon} must lie between 0 and 1, both ends left out; at "
-            "share 1 no depth collapses, at 0 the first layer does."
+            f"collapsing_depth: share={share} and epsilon={epsilon} must be between 0 and 1, exclusive: at share 1 no "
+            "depth collapses, at 0 the first layer does."
         )
-    # Rounded, so that a share whose N-th power is ε does not count one layer more for its last bit.
+    # Rounded, so that a rounding error does not add a layer if shareᴺ is ε.
     return math.ceil(round(math.log(epsilon) / math.log(share), 9))
 
 
@@ -133,16 +134,11 @@ def minimum_collapsing_depth(
     mu_y: float = 0.0,
     reading: Reading = "printed",
 ) -> int:
-    """Eq. 2 (plain) and Eq. 3 (residual): the depth at which the bound of Theorem 3.3, to the power N, is down to ε.
+    """Eq. 2 (plain) and Eq. 3 (residual): the depth N at which the bound of Theorem 3.3 to the power N reaches ε.
 
-    A lower bound of a lower bound: up to this depth ε of the neurons are sure to survive *if* layers act independently
-    on what the last one left. They don't (in a plain He-normal network half of the units are on at every depth), so
-    read it as a comparison of two designs and not as a depth at which something happens.
+    A lower bound: up to this depth, a fraction ε of the neurons survives *if* layers are independent. They are not (in
+    a plain He-normal network half of the units are on at every depth), so use it to compare two designs, not to predict
+    a depth.
     """
     bound = survival_bound(mu_x, sigma_x, delta, residual=residual, mu_y=mu_y, reading=reading)
     return collapsing_depth(bound, epsilon)
-
-
-def _known(function: str, reading: str) -> None:
-    if reading not in ("printed", "corrected", "exact"):
-        raise ValueError(f"{function}: reading={reading!r} is not known; choose 'printed', 'corrected' or 'exact'.")

@@ -1,4 +1,4 @@
-// The doctor's page: plots by layer, and one picked layer that all of them show. Names reach the page as text only.
+// The doctor's page: one plot per measure, and one selected layer that all plots show. Names are only ever set as text.
 "use strict";
 (() => {
   const { networks, groups } = JSON.parse(document.getElementById("data").textContent);
@@ -16,9 +16,9 @@
   const SUPERSCRIPT = { "-": "\u207b", 0: "\u2070", 1: "\u00b9", 2: "\u00b2", 3: "\u00b3", 4: "\u2074", 5: "\u2075", 6: "\u2076", 7: "\u2077", 8: "\u2078", 9: "\u2079" };
   const power = (exponent) => "10" + [...String(exponent)].map((c) => SUPERSCRIPT[c]).join("");
   function show(value) {
-    if (value === null || value === undefined) return "not measured here";
-    if (value === "inf") return "infinite";
-    if (value === "-inf") return "minus infinite";
+    if (value === null || value === undefined) return "not measured";
+    if (value === "inf") return "infinity";
+    if (value === "-inf") return "minus infinity";
     if (value === 0) return "0";
     const size = Math.abs(value);
     if (size >= 1e5 || size < 1e-3) {
@@ -32,7 +32,7 @@
     [layer.kind, layer.parameters ? `${count(layer.parameters)} parameters` : "", layer.shape.length ? `output ${layer.shape.join(" \u00d7 ")}` : ""]
       .filter(Boolean).join(" \u00b7 ");
 
-  // ---------------------------------------------------------------- scales that two networks share
+  // ---------------------------------------------------------------- scales shared by both networks
   function niceStep(range) {
     const rough = range / 4, unit = 10 ** Math.floor(Math.log10(rough));
     return unit * [1, 2, 5, 10].find((m) => m * unit >= rough);
@@ -41,9 +41,9 @@
     const finite = networks.flatMap((n) => (n.series[plot.name]?.y ?? []).filter((v) => typeof v === "number"));
     const positive = finite.filter((v) => v > 0);
     if (plot.log && positive.length) {
-      // A point a trifle beyond a power of ten does not need a decade of its own.
+      // A point just beyond a power of ten needs no decade of its own.
       let low = Math.floor(Math.log10(Math.min(...positive)) + 0.05), high = Math.ceil(Math.log10(Math.max(...positive)) - 0.05);
-      if (finite.length > positive.length) low -= 1; // room for zeros at the foot
+      if (finite.length > positive.length) low -= 1; // room for zeros at the bottom
       if (low === high) { low -= 1; high += 1; }
       const interval = Math.max(1, Math.ceil((high - low) / 5));
       high = low + interval * Math.ceil((high - low) / interval); // the last tick is the end of the axis
@@ -58,12 +58,12 @@
     const step = niceStep(high - low);
     return { log: false, min: Math.floor(low / step + 1e-9) * step, max: Math.ceil(high / step - 1e-9) * step, interval: step };
   }
-  // What the axis can't hold stands at its edge, as a triangle.
+  // Values outside the axis are triangles at its edge.
   const atEdge = (value, axis) => value === "inf" || value === "-inf" || (axis.log && typeof value === "number" && value <= 0);
   const edge = (value, axis) => (value === "inf" ? axis.max : axis.min);
 
   // ---------------------------------------------------------------- kinds of layers
-  // A convolution, its norm and its non-linearity differ in everything: each kind is a line of its own, and can be hidden.
+  // Convolutions, norms and activations differ a lot, so each kind of layer has its own line and can be hidden.
   const KINDS = {
     conv: ["circle", "solid"], linear: ["circle", "solid"], attention: ["roundRect", "solid"], recurrent: ["roundRect", "solid"],
     norm: ["rect", [5, 3]], activation: ["triangle", [1.5, 2]], block: ["diamond", [8, 2, 2, 2]],
@@ -72,9 +72,9 @@
   const kinds = [...new Set(networks.flatMap((network) => network.layers.map((layer) => layer.kind)))].sort(
     (a, b) => (Object.keys(KINDS).indexOf(a) + 99) % 99 - (Object.keys(KINDS).indexOf(b) + 99) % 99);
   const hidden = new Set();
-  // So is each role in a block that repeats (conv1, conv2): its name is the last part of a path, if three layers share it.
+  // So has each role in repeated blocks (conv1, conv2): the last part of a path, if at least three layers share it.
   for (const { layers } of networks) {
-    const role = (layer) => `${layer.kind} ${layer.name.split(".").pop().replace(/#\d+$/, "")}`; // "act#2" is act, run a second time
+    const role = (layer) => `${layer.kind} ${layer.name.split(".").pop().replace(/#\d+$/, "")}`; // "act#2" is the second call of act
     const often = new Map();
     for (const layer of layers) often.set(role(layer), (often.get(role(layer)) ?? 0) + 1);
     for (const layer of layers) layer.line = often.get(role(layer)) >= 3 ? role(layer) : layer.kind;
@@ -91,7 +91,7 @@
       if (!inside.has(line)) inside.set(line, { kind, data: [] });
       const off = y !== null && atEdge(y, axis);
       const data = inside.get(line).data, before = data.at(-1);
-      if (before && x - before[0] > far) data.push([before[0], "-"]); // a line so long would pass for measurements
+      if (before && x - before[0] > far) data.push([before[0], "-"]); // no line across a long gap without measurements
       data.push([x, y === null || off ? "-" : y]);
       if (off) outside.push({ value: [x, edge(y, axis)], symbolRotate: y === "inf" ? 0 : 180 });
       const error = series.e?.[i];
@@ -149,7 +149,7 @@
     if (!known.length) return `${plot.title}, ${network.name}: no finite value at any layer.`;
     const at = ([y, name]) => `${show(y)} at ${name}`;
     const sorted = [...known].sort((p, q) => p[0] - q[0]);
-    return `${plot.title}, ${network.name}, ${known.length} layers: from ${at(known[0])} to ${at(known[known.length - 1])}; lowest ${at(sorted[0])}, highest ${at(sorted[sorted.length - 1])}. The numbers are in the table that follows.`;
+    return `${plot.title}, ${network.name}, ${known.length} layers: from ${at(known[0])} to ${at(known[known.length - 1])}; lowest ${at(sorted[0])}, highest ${at(sorted[sorted.length - 1])}. The table below has all values.`;
   }
   function table(plot, network, rows) {
     const series = network.series[plot.name];
@@ -176,7 +176,7 @@
       return box;
     }
     const place = el("div", { class: "plot", role: "img", "aria-label": summary(plot, network), "data-plot": plot.name, "data-network": which });
-    const rows = new Map(), details = el("details", {}, el("summary", {}, "The numbers"));
+    const rows = new Map(), details = el("details", {}, el("summary", {}, "Values"));
     details.addEventListener("toggle", () => {
       if (!details.open || rows.size) return;
       details.append(table(plot, network, rows));
@@ -198,12 +198,12 @@
     });
     fitPrint(entry);
   }
-  // Paper has a width that no script knows: with a viewBox the print stylesheet can scale the drawing to it.
+  // Scripts don't know the width of the paper. A viewBox lets the print stylesheet scale the plot.
   function fitPrint({ place, chart }) {
     place.querySelector("svg")?.setAttribute("viewBox", `0 0 ${chart.getWidth()} ${chart.getHeight()}`);
   }
 
-  // ---------------------------------------------------------------- the picked layer
+  // ---------------------------------------------------------------- the selected layer
   const picked = networks.map(() => 0);
   const pickers = [];
   function counterpart(which, at, other) {
@@ -232,7 +232,7 @@
       range.setAttribute("aria-valuetext", layer.name);
       output.textContent = `${picked[other] + 1} of ${network.layers.length} \u00b7 ${about(layer)}`;
     });
-    if (waiting) return; // a slider fires faster than forty plots can be drawn
+    if (waiting) return; // a slider sends events faster than forty plots can be drawn
     waiting = true;
     requestAnimationFrame(() => { waiting = false; charts.forEach(mark); });
   }
@@ -278,8 +278,8 @@
   if (networks.some((network) => !network.layers.length)) return;
   document.getElementById("picker").append(
     el("div", { class: "picks" }, ...networks.map(picker)),
-    ...(kinds.length > 1 ? [el("fieldset", { class: "kinds" }, el("legend", {}, "Kinds of layers that the plots show"), ...kinds.map(kindBox))] : []),
-    el("p", { class: "hint" }, el("kbd", {}, "\u2190"), " ", el("kbd", {}, "\u2192"), " move through the layers, a click in a plot picks one; all plots show it."));
+    ...(kinds.length > 1 ? [el("fieldset", { class: "kinds" }, el("legend", {}, "Layers shown in the plots"), ...kinds.map(kindBox))] : []),
+    el("p", { class: "hint" }, "Select a layer with ", el("kbd", {}, "\u2190"), " ", el("kbd", {}, "\u2192"), " or by clicking in a plot. All plots show it."));
   const plots = document.getElementById("plots");
   if (groups.length > 1) {
     const link = (group, i) => el("a", { href: `#group-${i}` }, group.title);
@@ -300,7 +300,7 @@
   charts.forEach(draw);
   const fit = (size) => charts.forEach((entry) => {
     entry.chart.resize(size);
-    entry.chart.getZr().flush(); // a printer does not wait for the next frame
+    entry.chart.getZr().flush(); // printing does not wait for the next frame
     fitPrint(entry);
   });
   let width = plots.clientWidth;
