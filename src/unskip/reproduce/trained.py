@@ -126,20 +126,25 @@ def train_rows(rows: Sequence[Row], config: Trained, folder: Path) -> dict[str, 
         for row in rows
         if row.recipe is not None
     }
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    results = run_many(
-        recipes,
-        folder / "runs",
-        data_dir=config.data,
-        at_once=config.at_once or (8 if config.gpu else 1),
-        minutes=config.minutes,
-        say=lambda sentence: console.print(sentence, markup=False),
-    )
+    results = train(recipes, config, folder / "runs")
     return {
         row.name: [results[f"{row.name}_s{seed}"] for seed in range(config.seeds)]
         for row in rows
         if row.recipe is not None
     }
+
+
+def train(recipes: Mapping[str, Recipe], config: Trained, folder: Path) -> dict[str, Finished]:
+    """Trains all recipes, several at once, and tells the user how it goes."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    return run_many(
+        recipes,
+        folder,
+        data_dir=config.data,
+        at_once=config.at_once or (8 if config.gpu else 1),
+        minutes=config.minutes,
+        say=lambda sentence: console.print(sentence, markup=False),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
