@@ -15,8 +15,8 @@ from torch.nn.utils import prune
 
 import unskip
 from tests.kernels.interpreter import interpreted, needs_triton
-from unskip.kernels import stem
-from unskip.kernels.stem import PooledStem, StemConv2d, StemPool, use_fast_stem
+from unskip.kernels import stem, use_fast_layers
+from unskip.kernels.stem import PooledStem, StemConv2d, StemPool
 from unskip.ship.fold import pool_stem
 
 
@@ -86,7 +86,7 @@ def test_other_images_take_the_ordinary_path(everywhere: list[Tensor], shape: tu
 )
 def test_other_convolutions_stay(everywhere: list[Tensor], settings: dict) -> None:
     network = nn.Sequential(nn.Conv2d(4, 4, **settings))
-    assert not use_fast_stem(network)
+    assert not use_fast_layers(network)
     assert type(network[0]) is nn.Conv2d
     x = torch.randn(2, 4, 8, 8)
     assert torch.equal(stem.conv_as(StemConv2d, network[0])(x), network[0](x))
@@ -98,12 +98,12 @@ def test_layers_with_hooks_stay() -> None:
     called = []
     network = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.MaxPool2d(3, 2, 1))
     network[1].register_forward_hook(lambda *_: called.append("pool"))
-    assert use_fast_stem(network)
+    assert use_fast_layers(network)
     network(torch.randn(2, 3, 8, 8))
     assert called == ["pool"]
     network = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, padding=1))
     prune.l1_unstructured(network[0], "weight", amount=0.5)
-    assert not use_fast_stem(network)
+    assert not use_fast_layers(network)
 
 
 def test_without_half_precision_on_a_gpu_it_is_the_ordinary_convolution() -> None:
@@ -350,7 +350,7 @@ def test_an_exported_program_has_the_ordinary_operators() -> None:
 
 def test_a_symbolic_trace_sees_the_ordinary_layers() -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 7, stride=2, padding=3), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
-    assert use_fast_stem(network)
+    assert use_fast_layers(network)
     traced = torch.fx.symbolic_trace(network)
     x = torch.randn(2, 3, 16, 16)
     assert torch.equal(traced(x), network(x))
