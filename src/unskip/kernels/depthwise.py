@@ -117,12 +117,12 @@ def joined(layers: list[nn.Module], x: Tensor) -> tuple[Tensor, int] | None:
     """What the first layers make of x as one operation, and how many they are; None where they are others."""
     if not supports(x):
         return None
-    ways: list[tuple[int, Callable[..., Tensor | None]]] = [
-        (2, normed_by_timm), (3, normed), (3, folded), (4, folded_behind)
-    ]  # fmt: skip
-    for count, join in ways:
-        first = layers[:count]
-        if len(first) == count and not any(map(has_hooks, first)):
+    norm = split_norm(layers[0])
+    counts = (4 - len(norm), 3, 4)
+    parts = ([*norm, *layers[1 : counts[0]]], layers[:3], layers[:4])
+    ways: tuple[Callable[..., Tensor | None], ...] = (normed, folded, folded_behind)
+    for count, first, join in zip(counts, parts, ways, strict=True):
+        if len(layers) >= count and not any(map(has_hooks, first)):
             y = join(*first, x)
             if y is not None:
                 return y, count
@@ -130,19 +130,10 @@ def joined(layers: list[nn.Module], x: Tensor) -> tuple[Tensor, int] | None:
 
 
 def normed(norm: nn.Module, act: nn.Module, conv: nn.Module, x: Tensor) -> Tensor | None:
-    """Training."""
-    return _normed(norm, act, conv, x) if type(norm) is nn.BatchNorm2d else None
-
-
-def normed_by_timm(norm: nn.Module, conv: nn.Module, x: Tensor) -> Tensor | None:
-    """The same where the norm has its activation inside."""
-    parts = split_norm(norm)
-    return _normed(parts[0], parts[1], conv, x) if len(parts) == 2 and not has_hooks(parts[1]) else None
-
-
-def _normed(norm: nn.Module, act: nn.Module, conv: nn.Module, x: Tensor) -> Tensor | None:
-    """Under torch.compile alone: it is the compiler that makes one pass of the batch's statistics."""
+    """Training. Under torch.compile alone: it is the compiler that makes one pass of the batch's statistics."""
     if not torch.compiler.is_compiling() or type(act) not in TOPS or not isinstance(norm, nn.BatchNorm2d):
+        return None
+    if type(norm) is BatchNormAct2d and norm.act is not act:
         return None
     if not is_depthwise(conv, x, x.shape[1]) or conv.bias is not None or not plain(norm, x):
         return None

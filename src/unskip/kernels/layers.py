@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from unskip._core.modules import as_class, has_hooks
 from unskip.kernels.depthwise import TOPS, JoinedSequential, open_sequences, run_layers, split_norm, supports_conv
-from unskip.kernels.stem import StemConv2d, StemPool, conv_as, is_stem, is_stem_pool, pool_as
+from unskip.kernels.stem import StemConv2d, StemPool, is_stem, is_stem_pool
 
 
 def use_fast_layers(model: nn.Module, *, stem: bool = True, depthwise: bool = True) -> list[str]:
@@ -32,40 +32,41 @@ def use_fast_layers(model: nn.Module, *, stem: bool = True, depthwise: bool = Tr
         raise ValueError(
             f"use_fast_layers: model={model!r} must be an nn.Module, for instance unskip.create_model(...)."
         )
-    return (_replace_stem(model) if stem else []) + (_replace_depthwise(model) if depthwise else [])
+    found = (_stem(model) if stem else []) + (_depthwise(model) if depthwise else [])
+    for _, module, kind in found:
+        module.__class__ = kind  # not another object: whatever refers to the module stays valid
+    return [path for path, _, _ in found]
 
 
-def _replace_stem(model: nn.Module) -> list[str]:
-    convs = ((path, module) for path, module in model.named_modules() if isinstance(module, nn.Conv2d))
-    path, conv = next(convs, ("", None))
-    if not path or type(conv) is not nn.Conv2d or not is_stem(conv) or has_hooks(conv):
+Replacement = tuple[str, nn.Module, type[nn.Module]]  # path, module, its new class
+
+
+def _stem(model: nn.Module) -> list[Replacement]:
+    """The first convolution and, if that is one of a stem, the first pooling."""
+    layers = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.MaxPool2d)]
+    path, conv = next(((path, layer) for path, layer in layers if isinstance(layer, nn.Conv2d)), ("", None))
+    if type(conv) is not nn.Conv2d or not is_stem(conv) or has_hooks(conv):
         return []
-    model.set_submodule(path, conv_as(StemConv2d, conv))
-    replaced = [path]
-    pools = ((path, module) for path, module in model.named_modules() if isinstance(module, nn.MaxPool2d))
-    path, pool = next(pools, ("", None))
-    if path and type(pool) is nn.MaxPool2d and is_stem_pool(pool) and not has_hooks(pool):
-        model.set_submodule(path, pool_as(StemPool, pool))
-        replaced.append(path)
-    return replaced
+    found: list[Replacement] = [(path, conv, StemConv2d)]
+    path, pool = next(((path, layer) for path, layer in layers if isinstance(layer, nn.MaxPool2d)), ("", None))
+    if type(pool) is nn.MaxPool2d and is_stem_pool(pool) and not has_hooks(pool):
+        found.append((path, pool, StemPool))
+    return found
 
 
-def _replace_depthwise(model: nn.Module) -> list[str]:
-    """Changes the class of blocks whose layers can be fused; everything that refers to a block stays valid."""
-    replaced = []
+def _depthwise(model: nn.Module) -> list[Replacement]:
+    """The blocks and sequences with layers that can be fused."""
+    found: list[Replacement] = []
     inside: set[nn.Module] = set()  # of a sequence that is replaced, whose forward sees these layers
     for path, module in model.named_modules():
         if module in inside or has_hooks(module):
             continue
         if type(module) is InvertedResidual and getattr(module, "conv_s2d", None) is None and _fusible(_branch(module)):
-            module.__class__ = FastInvertedResidual
+            found.append((path, module, FastInvertedResidual))
         elif type(module) is nn.Sequential and _fusible(open_sequences(module)):
-            module.__class__ = JoinedSequential
+            found.append((path, module, JoinedSequential))
             inside |= set(module.modules())
-        else:
-            continue
-        replaced.append(path)
-    return replaced
+    return found
 
 
 def _fusible(layers: Sequence[nn.Module]) -> bool:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip._core.modules import has_hooks, square
+from unskip._core.modules import as_class, has_hooks, square
 from unskip.kernels.dispatch import HALF, differentiates_backwards, has_kernels_for, may_fuse_layers
 
 ALIGNED = 16  # channels that tensor cores take as they are; fewer are padded by a kernel of its own
@@ -160,7 +160,7 @@ class StemConv2d(nn.Conv2d):
 
     def to_ordinary(self) -> nn.Conv2d:
         """The same convolution as an nn.Conv2d, with the same parameters."""
-        return conv_as(nn.Conv2d, self)
+        return as_class(nn.Conv2d, self)
 
 
 LAYERS = (nn.Conv2d, nn.Linear, StemConv2d)  # classes whose weight is all that they compute with
@@ -184,7 +184,7 @@ class StemPool(nn.MaxPool2d):
 
     def to_ordinary(self) -> nn.MaxPool2d:
         """The same pooling as an nn.MaxPool2d."""
-        return pool_as(nn.MaxPool2d, self)
+        return as_class(nn.MaxPool2d, self)
 
 
 class PooledStem(nn.Sequential):
@@ -204,36 +204,3 @@ class PooledStem(nn.Sequential):
             return super().forward(x)
         u = pool(conv._conv_forward(x, conv.weight, None))
         return F.relu_(u + conv.bias.to(u.dtype).view(-1, 1, 1))
-
-
-def ordinary(module: nn.Module) -> nn.Module:
-    """A module of the stem as the ordinary one that it is; any other as it is."""
-    if isinstance(module, StemConv2d):
-        return conv_as(nn.Conv2d, module)
-    return pool_as(nn.MaxPool2d, module) if isinstance(module, StemPool) else module
-
-
-def conv_as(kind: type[nn.Conv2d], conv: nn.Conv2d) -> nn.Conv2d:
-    """The same convolution, of another class, with the same parameters."""
-    new = kind(
-        conv.in_channels,
-        conv.out_channels,
-        conv.kernel_size,  # type: ignore[arg-type]
-        stride=conv.stride,  # type: ignore[arg-type]
-        padding=conv.padding,  # type: ignore[arg-type]
-        dilation=conv.dilation,  # type: ignore[arg-type]
-        groups=conv.groups,
-        bias=conv.bias is not None,
-        padding_mode=conv.padding_mode,
-        device="meta",  # without drawing weights
-    )
-    new.weight, new.bias = conv.weight, conv.bias
-    return new.train(conv.training)
-
-
-def pool_as(kind: type[nn.MaxPool2d], pool: nn.MaxPool2d) -> nn.MaxPool2d:
-    new = kind(
-        pool.kernel_size, pool.stride, pool.padding, pool.dilation,
-        return_indices=pool.return_indices, ceil_mode=pool.ceil_mode,
-    )  # fmt: skip
-    return new.train(pool.training)
