@@ -25,7 +25,7 @@ from unskip.kernels.dispatch import HALF, has_kernels_for, may_fuse_layers
 
 TOPS: dict[type[nn.Module], float] = {nn.ReLU: 0.0, nn.ReLU6: 6.0}  # 0: no bound
 PRECISIONS = HALF  # in which the kernels were measured
-MOST = 2**30  # pixels of a batch, which the kernels count in 32 bits
+MAX_PIXELS = 2**30  # of a batch, which the kernels count in 32 bits
 
 
 def empty_output(u: Tensor, stride: int) -> Tensor:
@@ -171,7 +171,7 @@ def supports(x: Tensor) -> bool:
         and has_kernels_for(x)
         and may_fuse_layers()
         and x.is_contiguous(memory_format=torch.channels_last)
-        and 0 < x.numel() <= MOST * x.shape[1]
+        and 0 < x.numel() <= MAX_PIXELS * x.shape[1]
     )
 
 
