@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+import weakref
 from pathlib import Path
 
 import pytest
@@ -277,6 +278,22 @@ def test_the_step_is_sgd_on_cross_entropy() -> None:
         optimizer.step()
     for found, expected in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_a_closed_runner_lets_its_model_go(compiled: bool) -> None:
+    """Neither Accelerate nor the compiler holds it: the next model needs the memory."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    held = [weakref.ref(model), weakref.ref(model[0].weight)]
+    case = Case(network="small", mode="train", compiled=compiled)
+    setting = Setting(device="cpu", batch=4, precision="bf16", seconds=0.01)
+    runner = Runner(case, model, Task(shape=(3, 8, 8), classes=3), setting)
+    del model
+    runner.round()
+    assert runner.finite()
+    assert all(ref() is not None for ref in held)
+    runner.close()
+    assert all(ref() is None for ref in held)
 
 
 class Hoarder(nn.Module):
