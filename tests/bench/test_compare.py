@@ -1,7 +1,9 @@
 """Comparisons of tiny networks, timed for real. Nothing is asserted about who is faster."""
 
+import copy
 import io
 import json
+import weakref
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from unskip.bench import SPARE, Case, Comparison, Setting, table, write
 from unskip.bench.compare import Row
 from unskip.bench.compiling import cause
 from unskip.bench.floor import Work
-from unskip.bench.runner import Reading, Runner
+from unskip.bench.runner import Runner, Task
 from unskip.cli.tables import fitted
 
 QUICK = {"device": "cpu", "batch": 2, "size": 8, "rounds": 2, "seconds": 0.01}
@@ -36,7 +38,7 @@ def test_two_networks_eagerly(tmp_path: Path) -> None:
         assert line["memory_bytes"] > 0
         assert line["floor_milliseconds"]["arithmetic"] > 0
         assert line["finite"]
-    assert found["rows"][0]["ratio"] == {"speed": 1.0, "memory": 1.0}
+    assert found["rows"][0]["ratio"] == {"speed": 1.0, "memory": 1.0, "speed_over_own_layers": None}
     assert found["rows"][1]["ratio"]["memory"] < 0.95
     # The folded dense block is the residual one's size; the fast one computes less.
     dense, fast = found["rows"][3]["macs"], found["rows"][4]["macs"]
@@ -101,13 +103,13 @@ def test_a_folder_that_is_a_file_is_said(tmp_path: Path) -> None:
 
 def test_one_network_that_fails_does_not_take_the_others_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     comparison = Comparison(["resnet20", "plain_resnet20"], Setting(**QUICK, compiled=False, infer=False))
-    comparison.networks["resnet20"].fc.in_features = -1
-    comparison.networks["resnet20"].fc.weight = nn.Parameter(torch.zeros(10, 3))
+    comparison.candidates[0].model.fc.in_features = -1
+    comparison.candidates[0].model.fc.weight = nn.Parameter(torch.zeros(10, 3))
     comparison.run()
     first, second = comparison.rows
     assert first.error.startswith("RuntimeError: ")
     assert len(second.rounds) == 2
-    assert comparison.ratios(second) == {"speed": None, "memory": None}
+    assert set(comparison.ratios(second).values()) == {None}
 
 
 class Moody(nn.Module):
@@ -151,13 +153,14 @@ def test_a_network_that_fails_in_one_mode_or_after_a_while_has_a_row_that_says_s
 
 def test_a_table_on_a_narrow_terminal_has_its_numbers() -> None:
     case = {"mode": "train", "compiled": False}
-    comparison = Comparison(["resnet20", "pnnh_resnet20:pretext=random,scale=0.25"], Setting(**QUICK, fit=2**20))
+    specs = ["resnet20", "pnnh_resnet20:pretext=random,scale=0.25"]
+    comparison = Comparison(specs, Setting(**QUICK, fit=2**20))
     work = Work(macs=10**8, numbers=10**8, output=(10,))
     comparison.rows = [
-        Row(case=Case(network=word, **case), rounds=[12345.0 * i, 23456.0 * i], memory=i * 2**32, work=work)
-        for i, word in enumerate(comparison.words, 1)
+        Row(case=Case(network=name, **case), rounds=[12345.0 * i, 23456.0 * i], memory=i * 2**32, work=work)
+        for i, name in enumerate(specs, 1)
     ]
-    comparison.largest = dict.fromkeys(comparison.words, 1357)
+    comparison.largest = dict.fromkeys(specs, 1357)
     console = Console(width=60, file=io.StringIO())
     for part in table(comparison):
         console.print(fitted(part, console, SPARE))
@@ -231,6 +234,68 @@ def test_ratios_are_to_the_best_form_of_the_first() -> None:
     assert [comparison.ratios(row)["memory"] for row in comparison.rows] == [2.0, 1.0, 2.0]
 
 
+def test_ratios_are_between_the_same_layers_first() -> None:
+    """resnet34 with fast layers and as built, PNNH with fast layers, and its form 'dense', which has ordinary ones."""
+    comparison = Comparison(["resnet20", "pnnh_resnet20"], Setting(**QUICK))
+
+    def row(name: str, form: str, speed: float, memory: int) -> Row:
+        case = Case(network=name, mode="infer", compiled=True, form=form)
+        return Row(case=case, rounds=[speed], memory=memory, work=Work(macs=1, numbers=1, output=(10,)))
+
+    comparison.rows = [
+        row("resnet20", "norms fused", 20.0, 80),
+        row("pnnh_resnet20", "dense", 20.0, 100),
+        row("pnnh_resnet20", "fast", 30.0, 40),
+        row("resnet20 (own layers)", "norms fused", 16.0, 100),
+    ]
+    found = [comparison.ratios(row) for row in comparison.rows]
+    assert [ratio["speed"] for ratio in found] == [1.0, 1.25, 1.5, 1.0]
+    assert [ratio["memory"] for ratio in found] == [1.0, 1.0, 0.5, 1.0]
+    assert [ratio["speed_over_own_layers"] for ratio in found] == [1.25, 1.25, 1.875, 1.0]
+    console = Console(width=160, file=io.StringIO())
+    console.print(*table(comparison))
+    text = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "over own layers" in text
+    assert "ratio: to resnet20 with the same layers" in text
+    for number in ("1.25", "1.50", "1.88"):
+        assert number in text, number
+
+
+def test_the_step_is_sgd_on_cross_entropy() -> None:
+    """Three steps of a bench, written out in PyTorch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+    twin = copy.deepcopy(model)
+    case = Case(network="small", mode="train", compiled=False)
+    runner = Runner(case, model, Task(shape=(3, 2, 2), classes=3), Setting(device="cpu", batch=4))
+    decayed = [twin[1].weight, twin[4].weight]
+    others = [p for p in twin.parameters() if p.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": 5e-4}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.SGD(groups, lr=1e-4, momentum=0.9)
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(twin(runner.x), runner.y).backward()
+        optimizer.step()
+    for found, expected in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_a_closed_runner_lets_its_model_go(compiled: bool) -> None:
+    """Neither Accelerate nor the compiler holds it: the next model needs the memory."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    held = [weakref.ref(model), weakref.ref(model[0].weight)]
+    case = Case(network="small", mode="train", compiled=compiled)
+    setting = Setting(device="cpu", batch=4, precision="bf16", seconds=0.01)
+    runner = Runner(case, model, Task(shape=(3, 8, 8), classes=3), setting)
+    del model
+    runner.round()
+    assert runner.finite()
+    assert all(ref() is not None for ref in held)
+    runner.close()
+    assert all(ref() is None for ref in held)
+
+
 class Hoarder(nn.Module):
     """Keeps exactly ten times its input for the backward pass."""
 
@@ -245,7 +310,7 @@ class Hoarder(nn.Module):
 def test_peak_memory_and_the_largest_batch() -> None:
     setting = Setting(device="cpu", batch=4, channels_last=False)
     case = Case(network="hoarder", mode="train", compiled=False)
-    runner = Runner(case, Hoarder(), Reading(shape=(1000,), classes=2), setting)
+    runner = Runner(case, Hoarder(), Task(shape=(1000,), classes=2), setting)
     one = 4000  # bytes of an input
     peak = runner.peak()
     # Its input, ten copies (saved by the product), their products, and what exp gives: at least 1 + 20, at most 1 + 50.

@@ -28,6 +28,7 @@ def test_what_is_no_amount_of_memory(text: str) -> None:
         ({"rounds": 0}, "rounds=0 must be at least 1"),
         ({"seconds": 0.0}, "seconds=0.0 must be above 0"),
         ({"seconds": float("inf")}, "seconds=inf must be above 0 and finite"),
+        ({"layers": "fast"}, "layers='fast' must be one of same, own"),
         ({"threads": 10**7}, "threads=10000000 is far more than this machine's cores"),
         ({"fit": 2**30, "train": False}, "training is left out; drop --fit, or ask for training too with --train"),
         ({"fit": 2**60, "device": "cpu"}, r"--fit asks for 1,073,741,824\.0 GiB, and cpu has .* GiB; give less"),

@@ -15,12 +15,14 @@ QUICK = ["--device", "cpu", "--batch", "2", "--size", "8", "--rounds", "1", "--s
 
 
 def test_table_and_files(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["bench", "resnet20", "plain_resnet20", *QUICK, "--train", "--out", str(tmp_path)])
+    words = ["bench", "resnet20", "plain_resnet20", *QUICK, "--train", "--layers", "own", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert re.search(r"plain_resnet20 +│ train, eager", result.output)
     assert "infer" not in result.output
     found = json.loads((tmp_path / "bench.json").read_text())
     assert found["setting"]["batch"] == 2
+    assert found["setting"]["layers"] == "own"
     assert found["input"] == [3, 8, 8]
     assert (tmp_path / "bench.png").exists()
 
@@ -40,6 +42,7 @@ def test_json_and_a_limit_of_memory() -> None:
         (["resnet20"], "two networks or more"),
         (["resnet20", "pnnh_resnet18"], "reads images of 3x32x32 and 'pnnh_resnet18' of 3x224x224"),
         (["resnet20", "plain_resnet20", "--precision", "int4"], "precision='int4'"),
+        (["resnet20", "plain_resnet20", "--layers", "other"], "layers='other' must be one of same, own"),
         (["resnet20", "plain_resnet20", "--fit", "much"], "no amount of memory"),
         (["resnet20", "plain_resnet21"], "plain_resnet21"),
     ],

@@ -15,8 +15,9 @@ from torch.nn.utils import prune
 
 import unskip
 from tests.kernels.interpreter import interpreted, needs_triton
-from unskip.kernels import stem
-from unskip.kernels.stem import PooledStem, StemConv2d, StemPool, use_fast_stem
+from unskip._core.modules import as_class
+from unskip.kernels import stem, use_fast_layers
+from unskip.kernels.stem import PooledStem, StemConv2d, StemPool
 from unskip.ship.fold import pool_stem
 
 
@@ -45,7 +46,7 @@ def equal(expected: Tensor, actual: Tensor) -> None:
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_convolution_over_squares(everywhere: list[Tensor], kernel: int, channels: int, bias: bool) -> None:
     conv = nn.Conv2d(channels, 6, kernel, stride=2, padding=kernel // 2, bias=bias, dtype=torch.float64)
-    fast = stem.conv_as(StemConv2d, conv)
+    fast = as_class(StemConv2d, conv)
     assert list(fast.state_dict()) == list(conv.state_dict())
     found = []
     for layer in (conv, fast):
@@ -65,7 +66,7 @@ def test_the_convolution_over_squares(everywhere: list[Tensor], kernel: int, cha
 def test_other_images_take_the_ordinary_path(everywhere: list[Tensor], shape: tuple[int, ...]) -> None:
     conv = nn.Conv2d(3, 4, 7, stride=2, padding=3)
     x = torch.randn(shape)
-    assert torch.equal(stem.conv_as(StemConv2d, conv)(x), conv(x))
+    assert torch.equal(as_class(StemConv2d, conv)(x), conv(x))
     assert not everywhere
 
 
@@ -86,10 +87,10 @@ def test_other_images_take_the_ordinary_path(everywhere: list[Tensor], shape: tu
 )
 def test_other_convolutions_stay(everywhere: list[Tensor], settings: dict) -> None:
     network = nn.Sequential(nn.Conv2d(4, 4, **settings))
-    assert not use_fast_stem(network)
+    assert not use_fast_layers(network)
     assert type(network[0]) is nn.Conv2d
     x = torch.randn(2, 4, 8, 8)
-    assert torch.equal(stem.conv_as(StemConv2d, network[0])(x), network[0](x))
+    assert torch.equal(as_class(StemConv2d, network[0])(x), network[0](x))
     assert not everywhere
 
 
@@ -98,18 +99,18 @@ def test_layers_with_hooks_stay() -> None:
     called = []
     network = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.MaxPool2d(3, 2, 1))
     network[1].register_forward_hook(lambda *_: called.append("pool"))
-    assert use_fast_stem(network)
+    assert use_fast_layers(network)
     network(torch.randn(2, 3, 8, 8))
     assert called == ["pool"]
     network = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, padding=1))
     prune.l1_unstructured(network[0], "weight", amount=0.5)
-    assert not use_fast_stem(network)
+    assert not use_fast_layers(network)
 
 
 def test_without_half_precision_on_a_gpu_it_is_the_ordinary_convolution() -> None:
     conv = nn.Conv2d(3, 4, 3, stride=2, padding=1)
     x = torch.randn(2, 3, 8, 8)
-    assert torch.equal(stem.conv_as(StemConv2d, conv)(x), conv(x))
+    assert torch.equal(as_class(StemConv2d, conv)(x), conv(x))
     assert not stem.on_tensor_cores(x)
     assert not stem.on_tensor_cores(x.bfloat16())
 
@@ -215,7 +216,7 @@ def test_a_network_with_it_is_the_same_function(
 
 
 def test_autocast_gives_half_precision(everywhere: list[Tensor]) -> None:
-    network = stem.conv_as(StemConv2d, nn.Conv2d(3, 4, 7, stride=2, padding=3))
+    network = as_class(StemConv2d, nn.Conv2d(3, 4, 7, stride=2, padding=3))
     for x in (torch.randn(2, 3, 8, 8), torch.randn(2, 3, 8, 8).bfloat16()):
         with torch.autocast("cpu", torch.bfloat16):
             y = network(x)
@@ -258,7 +259,7 @@ def test_folded_it_stays_in_form_fast_and_is_ordinary_in_form_dense() -> None:
 
 def layers_of_a_stem(bias: bool = True) -> list[nn.Module]:
     conv, pool = nn.Conv2d(3, 8, 7, stride=2, padding=3, bias=bias), nn.MaxPool2d(3, 2, 1)
-    return [stem.conv_as(StemConv2d, conv), nn.ReLU(inplace=True), stem.pool_as(StemPool, pool)]
+    return [as_class(StemConv2d, conv), nn.ReLU(inplace=True), as_class(StemPool, pool)]
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 32, 32), (1, 3, 31, 45), (3, 16, 16)])
@@ -350,7 +351,7 @@ def test_an_exported_program_has_the_ordinary_operators() -> None:
 
 def test_a_symbolic_trace_sees_the_ordinary_layers() -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 7, stride=2, padding=3), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
-    assert use_fast_stem(network)
+    assert use_fast_layers(network)
     traced = torch.fx.symbolic_trace(network)
     x = torch.randn(2, 3, 16, 16)
     assert torch.equal(traced(x), network(x))
@@ -365,12 +366,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 import unskip
+from unskip._core.modules import as_class
 from unskip.kernels import stem
 
 assert "unskip.kernels.stem_triton" not in sys.modules
 stem.has_kernels_for = lambda x: True
 ordinary = nn.MaxPool2d(3, 2, 1)
-pool = stem.pool_as(stem.StemPool, ordinary)
+pool = as_class(stem.StemPool, ordinary)
 
 def images(*shape, dtype=torch.float64):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

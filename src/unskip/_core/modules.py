@@ -3,11 +3,14 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def unwrap(network: nn.Module) -> nn.Module:
@@ -72,3 +75,12 @@ def square(conv: nn.Conv2d) -> bool:
         and conv.padding_mode == "zeros"
         and conv.padding == same
     )
+
+
+def as_class(kind: type[M], module: nn.Module) -> M:
+    """A copy of `module` as another class, with the same parameters, buffers, children and hooks."""
+    new = kind.__new__(kind)
+    new.__dict__ = {**module.__dict__}
+    for name in ("_parameters", "_buffers", "_modules"):
+        new.__dict__[name] = module.__dict__[name].copy()
+    return new

@@ -1,4 +1,4 @@
-"""The comparison: networks side by side in one process, rounds interleaved."""
+"""The comparison: models side by side in one process, rounds interleaved."""
 
 import dataclasses
 import platform
@@ -15,8 +15,8 @@ import torch
 from unskip._core.errors import RUN_ERRORS, reason
 from unskip.bench.compiling import Job, cause, compile_ahead, make_forms, read
 from unskip.bench.floor import Rates, Work, measure_rates, work
-from unskip.bench.networks import AS_TRAINED, Candidate, check_outputs, common_input, load
-from unskip.bench.runner import Reading, Runner, tuned
+from unskip.bench.networks import AS_TRAINED, Candidate, check_outputs, common_input, load_candidates, own_layers
+from unskip.bench.runner import Runner, Task, tuned
 from unskip.bench.setting import Case, Mode, Setting
 from unskip.io.load import Shape
 from unskip.models.about import frozen_weights
@@ -42,48 +42,37 @@ class Row:
 
 
 class Comparison:
-    """Two or more networks under one setting. `run` fills `rows`; they can be read at any moment, also after Ctrl-C."""
+    """Two or more models under one setting. `run` fills `rows`; they can be read at any moment, also after Ctrl-C."""
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        setting: Setting,
-        say: Say = lambda _: None,
-        *,
-        train_only: Sequence[str] = (),  # networks that do inference as another one does
-        without: Sequence[str] = (),  # forms for inference that are left out
-    ) -> None:
-        if len(words) < 2:
+    def __init__(self, model_specs: Sequence[str], setting: Setting, say: Say = lambda _: None) -> None:
+        if len(model_specs) < 2:
             raise ValueError(
-                f"bench: a comparison needs two networks or more, and {' '.join(words) or 'none'} was all; add another "
-                "name, for instance pnnh_resnet34 beside resnet34."
+                f"bench: a comparison needs two networks or more, and {' '.join(model_specs) or 'none'} was all; add "
+                "another name, for instance pnnh_resnet34 beside resnet34."
             )
-        if len(set(words)) < len(words):
-            raise ValueError(f"bench: a network is named twice in {', '.join(words)}; each has one place.")
-        self.words, self.setting, self.say = tuple(words), setting, say
-        self.train_only, self.without = tuple(train_only), tuple(without)
-        contenders = [load(word) for word in words]
-        self.networks = {c.name: c.network for c in contenders}
-        shape = common_input(contenders, setting.size)
-        self.work = {c.name: self._counted(c, shape) for c in contenders}
-        check_outputs(contenders, {name: found.output for name, found in self.work.items()})
-        self.reading = Reading(shape=shape, classes=self.work[words[0]].output[-1])
+        if len(set(model_specs)) < len(model_specs):
+            raise ValueError(f"bench: a network is named twice in {', '.join(model_specs)}; name each once.")
+        self.setting, self.say, self.first = setting, say, model_specs[0]
+        # Fast layers run as the ordinary ones on a CPU: there is nothing to add there.
+        self.candidates = load_candidates(model_specs, setting.layers, beside=setting.where.type == "cuda")
+        shape = common_input(self.candidates, setting.size)
+        self.work = {c.name: self._count(c, shape) for c in self.candidates}
+        check_outputs(self.candidates, {name: found.output for name, found in self.work.items()})
+        self.task = Task(shape=shape, classes=self.work[self.first].output[-1])
         self.rates: Rates | None = None
         self.rows: list[Row] = []
         self.compile_seconds: float | None = None  # of all cases, beforehand, in several processes
-        self.paths: dict[tuple[str, Mode, str], Path] = {}  # files of networks, by name, mode and form
-        self.unformed: dict[str, str] = {}  # why a network has no form for inference
+        self.paths: dict[tuple[str, Mode, str], Path] = {}  # files of models, by name, mode and form
+        self.without_forms: dict[str, str] = {}  # why a model has no form for inference
         self.largest: dict[str, int | str] = {}  # the largest batch that fits, or why the search failed
 
-    # ------------------------------------------------------------ preparing
-
-    def _counted(self, contender: Candidate, shape: Shape) -> Work:
+    def _count(self, candidate: Candidate, shape: Shape) -> Work:
         batch = (self.setting.images, *shape)
         try:
-            return work(contender.network, batch, train=self.setting.train)
+            return work(candidate.model, batch, train=self.setting.train)
         except RUN_ERRORS as error:
             raise ValueError(
-                f"bench: {contender.name!r} can't take a batch of shape {batch}: {reason(error)}. Give another --size "
+                f"bench: {candidate.name!r} can't take a batch of shape {batch}: {reason(error)}. Give another --size "
                 "or --batch."
             ) from error
 
@@ -97,105 +86,107 @@ class Comparison:
                     groups.append([Case(network=n, mode=m, compiled=compiled, form=f) for n, m, f in keys])
         return groups
 
-    def save(self, folder: Path, forms: dict[str, dict[str, Path] | str]) -> None:
-        """Puts the networks as files where workers find them, beside their forms for inference."""
-        for i, word in enumerate(self.words):
-            if self.setting.train:
-                path = self.paths[word, "train", AS_TRAINED] = folder / f"{i}-train.pt"
-                torch.save(self.networks[word], path)
-            made = forms.get(word, {})
-            if isinstance(made, str):
-                self.unformed[word] = made
-                made = {AS_TRAINED: folder}  # a row that says so
-            for form, path in made.items():
-                if form not in self.without:
-                    self.paths[word, "infer", form] = path
-
     def failure(self, case: Case) -> str:
         """Why it can't be timed, if that is known."""
-        return self.unformed.get(case.network, "") if case.mode == "infer" else ""
-
-    def jobs(self) -> list[Job]:
-        """The cases to compile."""
-        cases = [case for group in self.cases() for case in group if case.compiled and not self.failure(case)]
-        paths = [self.paths[case.network, case.mode, case.form] for case in cases]
-        threads = self.setting.threads or torch.get_num_threads()
-        return [
-            Job(case=case, path=path, reading=self.reading, setting=self.setting, threads=threads)
-            for case, path in zip(cases, paths, strict=True)
-        ]
+        return self.without_forms.get(case.network, "") if case.mode == "infer" else ""
 
     # ------------------------------------------------------------ running
 
-    def run(self, written: Callable[[], None] = lambda: None) -> None:
-        """Times all cases; calls `written` whenever there is something new."""
+    def run(self, changed: Callable[[], None] = lambda: None) -> None:
+        """Times all cases; calls `changed` whenever there is something new."""
         with tempfile.TemporaryDirectory() as folder:
-            if not self.paths:
-                prepare([self], Path(folder))
+            self._save(Path(folder))
+            if self.setting.compile_workers:
+                self._compile_ahead()
             with tuned(self.setting):
                 self.say("measuring what this device reaches")
                 self.rates = measure_rates(self.setting.where, self.setting.dtype)
                 for group in self.cases():
-                    self._run_group(group, written)
-                if self.setting.fit:
-                    for word in self.words:
-                        self.say(f"{word}: searching for the largest batch")
-                        self.largest[word] = self._largest_batch(word)
-                        written()
+                    self._run_group(group, changed)
+                for candidate in self.candidates if self.setting.fit else []:
+                    self.say(f"{candidate.name}: searching for the largest batch")
+                    self.largest[candidate.name] = self._largest_batch(candidate.name)
+                    changed()
 
-    def _run_group(self, group: list[Case], written: Callable[[], None]) -> None:
-        runners: list[Runner] = []
+    def _save(self, folder: Path) -> None:
+        """Writes the models and their forms for inference to files, where workers find them."""
+        files = {candidate.name: folder / f"{i}.pt" for i, candidate in enumerate(self.candidates)}
+        for candidate in self.candidates:
+            torch.save(candidate.model, files[candidate.name])
+        if self.setting.train:
+            self.paths = {(name, "train", AS_TRAINED): path for name, path in files.items()}
+        if self.setting.infer:
+            self.say("folding")
+            sizes = {candidate.name: candidate.input_size for candidate in self.candidates}
+            made = make_forms(files, sizes, folded=self.setting.fold, workers=self.setting.compile_workers)
+            for name, forms in made.items():
+                if isinstance(forms, str):
+                    self.without_forms[name] = forms
+                    forms = {AS_TRAINED: files[name]}  # for a row that says so
+                self.paths |= {(name, "infer", form): path for form, path in forms.items()}
+
+    def _compile_ahead(self) -> None:
+        cases = [case for group in self.cases() for case in group if case.compiled and not self.failure(case)]
+        # The longest first, so that none of them is left alone at the end: training of the model with most layers.
+        layers = {c.name: len(list(c.model.modules())) for c in self.candidates}
+        cases.sort(key=lambda case: (case.mode == "train", layers[case.network]), reverse=True)
+        paths = [self.paths[case.network, case.mode, case.form] for case in cases]
+        jobs = [Job(case=c, path=p, task=self.task, setting=self.setting) for c, p in zip(cases, paths, strict=True)]
+        began = time.perf_counter()
+        for message in compile_ahead(jobs, self.setting.compile_workers):
+            self.say(message)
+        self.compile_seconds = time.perf_counter() - began
+
+    def _run_group(self, group: list[Case], changed: Callable[[], None]) -> None:
+        runners: list[tuple[Runner, Row]] = []
         try:
             for case in group:
                 row = Row(case=case, error=self.failure(case))
                 self.rows.append(row)
                 try:
                     if not row.error:
-                        runners.append(self._ready(case, row))
-                except Exception as error:  # one network that fails must not take the others with it
+                        runners.append((self._ready(case, row), row))
+                except Exception as error:  # one model that fails must not take the others with it
                     row.error = cause(error)
                     self.say(f"{case}: {row.error}")
-                written()
+                changed()
             for i in range(self.setting.rounds):
                 self.say(f"{group[0].mode}, {'compiled' if group[0].compiled else 'eager'}: round {i + 1}")
                 # Back and forth, so that a drift of the clock favours nobody.
-                for runner in list(runners if i % 2 == 0 else reversed(runners)):
+                for runner, row in list(runners if i % 2 == 0 else reversed(runners)):
                     try:
                         runner.round()
                     except Exception as error:
-                        self._row(runner).error = cause(error)
-                        runner.rounds.clear()
-                        runners.remove(runner)
+                        row.error = cause(error)
+                        row.rounds.clear()
+                        runners.remove((runner, row))
                         runner.close()
-                written()
-            for runner in runners:
-                self._row(runner).finite = runner.finite()
-            written()
+                changed()
+            for runner, row in runners:
+                row.finite = runner.finite()
+            changed()
         finally:
             while runners:
-                runners.pop().close()
-
-    def _row(self, runner: Runner) -> Row:
-        return next(row for row in self.rows if row.case == runner.case)
+                runners.pop()[0].close()
 
     def _ready(self, case: Case, row: Row) -> Runner:
         self.say(f"{case}: {'compiling' if case.compiled else 'warming up'}")
-        network = read(self.paths[case.network, case.mode, case.form])
-        batch = (self.setting.images, *self.reading.shape)
-        row.work = self.work[case.network] if case.mode == "train" else work(network, batch, train=False)
-        runner = Runner(case, network, self.reading, self.setting)
+        model = read(self.paths[case.network, case.mode, case.form])
+        batch = (self.setting.images, *self.task.shape)
+        row.work = self.work[case.network] if case.mode == "train" else work(model, batch, train=False)
+        runner = Runner(case, model, self.task, self.setting)
         row.rounds = runner.rounds
         row.first_step, row.memory = runner.first_step, runner.peak()
         if self.setting.graph and self.setting.where.type == "cuda":
             runner.record_graph()
         return runner
 
-    def _largest_batch(self, word: str) -> int | str:
+    def _largest_batch(self, name: str) -> int | str:
         """By eager steps, from two images on: a compiled one is compiled for one batch."""
-        case = Case(network=word, mode="train", compiled=False)
+        case = Case(network=name, mode="train", compiled=False)
         try:
-            network = read(self.paths[word, "train", AS_TRAINED])
-            runner = Runner(case, network, self.reading, dataclasses.replace(self.setting, batch=2))
+            model = read(self.paths[name, "train", AS_TRAINED])
+            runner = Runner(case, model, self.task, dataclasses.replace(self.setting, batch=2))
             try:
                 return runner.largest_batch(self.setting.fit)
             finally:
@@ -208,41 +199,51 @@ class Comparison:
     @property
     def failed(self) -> list[str]:
         """What went wrong, a line each."""
-        rows = [f"{row.case}: {row.error}" for row in self.rows if row.error]
-        return rows + [
-            f"{word}, the largest batch: {why}" for word, why in self.largest.items() if isinstance(why, str)
-        ]
+        searches = [f"{name}, the largest batch: {why}" for name, why in self.largest.items() if isinstance(why, str)]
+        return [f"{row.case}: {row.error}" for row in self.rows if row.error] + searches
 
     @property
     def begun(self) -> bool:
-        """Whether there is anything to show: a first round, or a network that failed."""
+        """Whether there is anything to show: a first round, or a model that failed."""
         return any(row.rounds or row.error for row in self.rows)
 
+    def _best(self, name: str, like: Case) -> Row | None:
+        """The fastest row of a model among those of one mode, eager or compiled."""
+        rows = [r for r in self.rows if r.case.network == name and r.rounds]
+        rows = [r for r in rows if (r.case.mode, r.case.compiled) == (like.mode, like.compiled)]
+        return max(rows, key=lambda r: r.images_per_s or 0.0, default=None)
+
     def reference(self, row: Row) -> Row | None:
-        """The first network's best row of the same kind, which others are compared with."""
-        kind = (row.case.mode, row.case.compiled)
-        rows = [r for r in self.rows if r.rounds and (r.case.mode, r.case.compiled) == kind]
-        own = [r for r in rows if r.case.network == self.words[0]]
-        return max(own, key=lambda r: r.images_per_s or 0.0, default=None)
+        """The first model's best row of the same mode and with the same layers.
+
+        Form 'dense' has ordinary layers alone, so it is compared with the first model as it was built.
+        """
+        ordinary = row.case.form == "dense" or row.case.network not in {c.model_spec for c in self.candidates}
+        as_built = self._best(own_layers(self.first), row.case)
+        return as_built if ordinary and as_built is not None else self._best(self.first, row.case)
 
     def ratios(self, row: Row) -> dict[str, float | None]:
-        """Images a second and memory, over those of the first network."""
-        first = self.reference(row)
-        if first is None or not row.rounds:
-            return {"speed": None, "memory": None}
-        assert row.images_per_s is not None
-        assert first.images_per_s is not None
-        memory = row.memory / first.memory if row.memory and first.memory else None
-        return {"speed": row.images_per_s / first.images_per_s, "memory": memory}
+        """Speed and memory over the first model with the same layers; speed over the first model as it was built."""
+
+        def over(other: Row | None, what: str) -> float | None:
+            mine, others = getattr(row, what), getattr(other, what, None)
+            return mine / others if mine and others else None
+
+        same, own = self.reference(row), self._best(own_layers(self.first), row.case)
+        return {
+            "speed": over(same, "images_per_s"),
+            "memory": over(same, "memory"),
+            "speed_over_own_layers": over(own, "images_per_s"),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Everything that was set and found, for JSON."""
         device = self.setting.where
         gpu = device.type == "cuda"
         return {
-            "networks": [self._about(word) for word in self.words],
+            "networks": [self._about(candidate) for candidate in self.candidates],
             "setting": {**dataclasses.asdict(self.setting), "device": str(device), "batch": self.setting.images},
-            "input": list(self.reading.shape),
+            "input": list(self.task.shape),
             "machine": {
                 "device": torch.cuda.get_device_name(device) if gpu else platform.processor() or platform.machine(),
                 "torch": torch.__version__,
@@ -257,19 +258,19 @@ class Comparison:
             "rows": [self._line(row) for row in self.rows],
         }
 
-    def _about(self, word: str) -> dict[str, Any]:
-        network = self.networks[word]
+    def _about(self, candidate: Candidate) -> dict[str, Any]:
         return {
-            "name": word,
-            "trained": sum(p.numel() for p in network.parameters() if p.requires_grad),
-            "frozen": frozen_weights(network),
-            "largest_batch": found if isinstance(found := self.largest.get(word), int) else None,
+            "name": candidate.name,
+            "own_layers": candidate.name == own_layers(candidate.model_spec),
+            "fast_layers": list(candidate.fast_layers),
+            "trained": sum(p.numel() for p in candidate.model.parameters() if p.requires_grad),
+            "frozen": frozen_weights(candidate.model),
+            "largest_batch": found if isinstance(found := self.largest.get(candidate.name), int) else None,
         }
 
     def _line(self, row: Row) -> dict[str, Any]:
-        line: dict[str, Any] = dataclasses.asdict(row.case)
         found = row.images_per_s
-        line |= {
+        line = dataclasses.asdict(row.case) | {
             "images_per_s": found,
             "low": min(row.rounds, default=None),
             "high": max(row.rounds, default=None),
@@ -282,41 +283,8 @@ class Comparison:
             "error": row.error,
         }
         if row.work is not None:
-            line["macs"] = row.work.macs // self.setting.images
-            line["numbers_moved"] = row.work.numbers
+            line |= {"macs": row.work.macs // self.setting.images, "numbers_moved": row.work.numbers}
             if self.rates is not None:
                 arithmetic, traffic = row.work.floors(self.rates, self.setting.dtype.itemsize)
                 line["floor_milliseconds"] = {"arithmetic": 1e3 * arithmetic, "traffic": 1e3 * traffic}
         return line
-
-
-def prepare(comparisons: Sequence[Comparison], folder: Path) -> None:
-    """Folds and, where their setting has workers, compiles all cases of all comparisons beforehand, several at once."""
-    first = comparisons[0]
-    workers = first.setting.compile_workers
-    inferring = list(
-        dict.fromkeys(word for c in comparisons if c.setting.infer for word in c.words if word not in c.train_only)
-    )
-    first.say("folding")
-    forms = make_forms(inferring, folder, folded=first.setting.fold, workers=workers)
-    for i, comparison in enumerate(comparisons):
-        own = folder / str(i)
-        own.mkdir()
-        comparison.save(own, {word: forms[word] for word in comparison.words if word in forms})
-    if not workers:
-        return
-    jobs = [job for comparison in comparisons for job in comparison.jobs()]
-    # The longest first, so that none of them is left alone at the end: training of the network with most layers.
-    layers = {word: len(list(net.modules())) for c in comparisons for word, net in c.networks.items()}
-    jobs.sort(key=lambda job: (job.case.mode == "train", layers[job.case.network]), reverse=True)
-    began = time.perf_counter()
-    left = len(jobs)
-
-    def done(result: Any) -> None:
-        nonlocal left
-        left -= 1
-        first.say(f"compiled in {result.seconds:.0f} s: {result.case} {result.error}; {left} left")
-
-    compile_ahead(jobs, workers, done)
-    for comparison in comparisons:
-        comparison.compile_seconds = time.perf_counter() - began

@@ -1,112 +1,95 @@
-"""Folding and compiling several networks at once, each in a process of its own.
+"""Folding and compiling several models at once, each in a process of its own.
 
-Tracing and code generation of one network run on one core. A machine with many of them does many networks in the time
-of the slowest: the workers leave the compiler's cache on disk filled, where the process that times finds their code.
+Tracing and code generation of one model run on one core. A machine with many cores does many models in the time of the
+slowest: the workers fill the compiler's cache on disk, where the process that times finds their code.
 """
 
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch._inductor.runtime.runtime_utils import cache_dir
 
-from unskip.bench.networks import forms, load
-from unskip.bench.runner import Reading, Runner, tuned
+from unskip.bench.networks import forms
+from unskip.bench.runner import Runner, Task, tuned
 from unskip.bench.setting import Case, Setting
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A case to compile: the file of its network, and what that reads."""
-
-    case: Case
-    path: Path
-    reading: Reading
-    setting: Setting
-    threads: int  # of the process that will time it, since code for a CPU depends on them
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compiled:
-    """What a worker did with one case."""
-
-    case: Case
-    seconds: float
-    error: str = ""
-
-
-def compile_ahead(
-    jobs: Sequence[Job], workers: int, done: Callable[[Compiled], None] = lambda _: None
-) -> list[Compiled]:
-    """Compiles so many cases at a time, the first ones first."""
-    finished = []
-    # A fresh process each: forked ones can't use CUDA, and used ones would keep memory of the GPU.
-    with ProcessPoolExecutor(workers, mp_context=SPAWN, max_tasks_per_child=1) as pool:
-        for future in as_completed([pool.submit(_compile, job) for job in jobs]):
-            finished.append(future.result())
-            done(finished[-1])
-    forget_tuning()
-    return finished
-
+from unskip.io.load import Shape
 
 SPAWN = multiprocessing.get_context("spawn")
 
 
-def forget_tuning() -> None:
-    """Deletes which launch settings were fastest while many processes shared the GPU; alone, others may be."""
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A case to compile, and the file of its model."""
+
+    case: Case
+    path: Path
+    task: Task
+    setting: Setting
+    # Of the process that will time it: code for a CPU depends on them.
+    threads: int = field(default_factory=torch.get_num_threads)
+
+
+def compile_ahead(jobs: Sequence[Job], workers: int) -> Iterator[str]:
+    """Compiles so many cases at a time, the first ones first; yields a sentence about each as it is done."""
+    # A fresh process each: forked ones can't use CUDA, and used ones would keep memory of the GPU.
+    with ProcessPoolExecutor(workers, mp_context=SPAWN, max_tasks_per_child=1) as pool:
+        for left, future in enumerate(as_completed([pool.submit(_compile, job) for job in jobs]), 1):
+            yield f"{future.result()}; {len(jobs) - left} left"
+    # Launch settings that were fastest while many processes shared the GPU may not be the fastest alone.
     for note in Path(cache_dir()).rglob("*.best_config"):
         note.unlink(missing_ok=True)
 
 
-def cause(error: Exception, characters: int = 800) -> str:
-    """What failed, on one line. A compiler's words end with the cause, and then with advice that never changes."""
-    words = " ".join(str(error).partition("Set TORCHDYNAMO_VERBOSE")[0].split())
-    return f"{type(error).__name__}: " + (words if len(words) <= characters else f"... {words[-characters:]}")
-
-
-def _compile(job: Job) -> Compiled:
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")  # there are as many of us as cores
-    torch.set_num_threads(job.threads)
+def _compile(job: Job) -> str:
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")  # there are as many workers as cores
+    torch.set_num_threads(job.threads)  # `tuned` sets those that the setting asks for
     began, error = time.perf_counter(), ""
     try:
         with tuned(job.setting):
-            Runner(job.case, read(job.path), job.reading, job.setting)
-    except Exception as failure:  # the process that times it will meet the same, and say so in its row
+            Runner(job.case, read(job.path), job.task, job.setting)
+    except Exception as failure:  # the process that times it meets the same error and puts it into its row
         error = cause(failure)
-    return Compiled(case=job.case, seconds=time.perf_counter() - began, error=error)
+    return f"compiled in {time.perf_counter() - began:.0f} s: {job.case} {error}".rstrip()
 
 
-def make_forms(words: Sequence[str], folder: Path, *, folded: bool, workers: int) -> dict[str, dict[str, Path] | str]:
-    """Each network's forms for inference as files, made by so many processes; 0: by this one. Or why there are none."""
-    if not workers or not words:
-        made = [_save_forms(word, folder, i, folded) for i, word in enumerate(words)]
-    else:
-        with ProcessPoolExecutor(min(workers, len(words)), mp_context=SPAWN) as pool:
-            threads = max(1, torch.get_num_threads() // workers)
-            futures = [pool.submit(_save_forms, word, folder, i, folded, threads) for i, word in enumerate(words)]
-            made = [future.result() for future in futures]
-    return dict(zip(words, made, strict=True))
+def make_forms(
+    paths: dict[str, Path], input_sizes: dict[str, Shape], *, folded: bool, workers: int
+) -> dict[str, dict[str, Path] | str]:
+    """Files of each model's forms for inference, or why there are none; made by `workers` processes, 0: by this one."""
+    if not workers:
+        return {name: _save_forms(path, input_sizes[name], folded) for name, path in paths.items()}
+    with ProcessPoolExecutor(min(workers, len(paths)), mp_context=SPAWN) as pool:
+        threads = max(1, torch.get_num_threads() // workers)
+        futures = {n: pool.submit(_save_forms, path, input_sizes[n], folded, threads) for n, path in paths.items()}
+        return {name: future.result() for name, future in futures.items()}
 
 
-def _save_forms(word: str, folder: Path, number: int, folded: bool, threads: int = 0) -> dict[str, Path] | str:
+def _save_forms(path: Path, input_size: Shape, folded: bool, threads: int = 0) -> dict[str, Path] | str:
     paths = {}
     if threads:
         torch.set_num_threads(threads)
     try:
-        for form, network in forms(load(word), folded=folded).items():
-            paths[form] = folder / f"{number}-{form.replace(' ', '_')}.pt"
-            torch.save(network, paths[form])
-    except Exception as error:  # one network that fails must not take the others with it
+        for form, model in forms(read(path), input_size, folded=folded).items():
+            paths[form] = path.with_name(f"{path.stem}-{form.replace(' ', '_')}.pt")
+            torch.save(model, paths[form])
+    except Exception as error:  # one model that fails must not take the others with it
         return cause(error)
     return paths
 
 
 def read(path: Path) -> nn.Module:
-    """A network that this program itself has put there a moment ago."""
+    """The model in a file that this program has just written."""
     return torch.load(path, map_location="cpu", weights_only=False)
+
+
+def cause(error: Exception, characters: int = 800) -> str:
+    """What failed, on one line. A compiler's message ends with the cause, followed by advice that never changes."""
+    text = " ".join(str(error).partition("Set TORCHDYNAMO_VERBOSE")[0].split())
+    return f"{type(error).__name__}: " + (text if len(text) <= characters else f"... {text[-characters:]}")

@@ -1,128 +1,84 @@
-"""The networks of a comparison: from words to modules, and the forms in which they do inference."""
+"""The models of a comparison: how they are built, and the forms in which they do inference."""
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import timm
 import torch
-from timm.layers.norm_act import BatchNormAct2d
-from timm.models._efficientnet_blocks import InvertedResidual
 from torch import nn
 
 from unskip._core.errors import reason
-from unskip._core.modules import has_hooks
 from unskip._core.rng import seeded
+from unskip.bench.setting import Layers
 from unskip.io.load import Shape, load_network
-from unskip.kernels.depthwise import TOPS, JoinedSequential
-from unskip.kernels.stem import use_fast_stem
+from unskip.kernels import use_fast_layers
 from unskip.models import ENTRIES, create_model
 from unskip.ship import fold
 from unskip.ship.fold import Refusal, absorb_norms, pool_stem
 
 AS_TRAINED, FUSED = "as trained", "norms fused"
-FAST = "fast"  # of the options `stem` and `depthwise`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A network to compare."""
+    """A model to compare."""
 
-    name: str
-    network: nn.Module
+    name: str  # its model_spec, or `own_layers` of it
+    model_spec: str
+    model: nn.Module
     input_size: Shape  # of one image
+    fast_layers: tuple[str, ...] = ()  # paths of the layers that `use_fast_layers` replaced
 
 
-def load(word: str) -> Candidate:
-    """NAME, or NAME:option=value,... with arguments of `unskip.create_model`, or whatever `unskip doctor` takes.
+def own_layers(model_spec: str) -> str:
+    """The name of a model as it was built, beside the same one with fast layers."""
+    return f"{model_spec} (own layers)"
 
-    NAME:stem=fast is a network with the stem that `pnnh` computes its networks' with (`unskip.kernels.stem`), and
-    NAME:depthwise=fast one of timm's with their depthwise convolutions (`unskip.kernels.depthwise`), so that what is
-    left between the two is the blocks.
+
+def load_candidates(model_specs: Sequence[str], layers: Layers, *, beside: bool) -> list[Candidate]:
+    """The models of these specs. With layers='same' all of them have fast layers (`unskip.kernels.use_fast_layers`).
+
+    `beside` adds those that this changes as they were built, behind the others, to show what the fast layers add.
     """
-    name, colon, rest = word.partition(":")
+    candidates = [load(model_spec) for model_spec in model_specs]
+    if layers == "own":
+        return candidates
+    as_built = [replace(c, name=own_layers(c.name), model=copy.deepcopy(c.model)) for c in candidates if beside]
+    fast = [replace(c, fast_layers=tuple(use_fast_layers(c.model))) for c in candidates]
+    changed = {c.model_spec for c in fast if c.fast_layers}
+    return fast + [c for c in as_built if c.model_spec in changed]
+
+
+def load(model_spec: str) -> Candidate:
+    """NAME, or NAME:option=value,... with arguments of `unskip.create_model`, or whatever `unskip doctor` takes."""
+    name, colon, rest = model_spec.partition(":")
     if "=" not in rest and not (colon and _is_name(name)):
-        subject = load_network(word, command="bench")
-        return Candidate(name=word, network=subject.network, input_size=subject.input_size)
+        loaded = load_network(model_spec, command="bench")
+        return Candidate(name=model_spec, model_spec=model_spec, model=loaded.network, input_size=loaded.input_size)
     options = {}
     for pair in rest.split(","):
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise ValueError(f"bench: {pair!r} in {word!r} must be option=value, for instance num_classes=10.")
+            raise ValueError(f"bench: {pair!r} in {model_spec!r} must be option=value, for instance num_classes=10.")
         options[key] = _value(value)
-    fast = [part for part in QUICKEN if options.get(part) == FAST]
-    for part in fast:
-        del options[part]
     try:
         with seeded(0):
-            network = create_model(name, **options)
-    except ValueError as error:  # of an argument that nobody knows, among others
-        for part in QUICKEN:
-            if part in options:
-                raise ValueError(
-                    f"bench: {part}={options[part]} in {word!r} is not known; there is {part}={FAST}, and without the "
-                    "option the network is as it is."
-                ) from error
+            model = create_model(name, **options)
+    except ValueError:  # of an argument that nobody knows, among others
         raise
     except Exception as error:  # whatever a builder makes of a value that it did not expect
         raise ValueError(
             f"bench: {name!r} can't be built with {rest!r}: {reason(error)}. Leave that option out."
         ) from error
-    for part in fast:
-        quicken, what = QUICKEN[part]
-        if not quicken(network):
-            raise ValueError(
-                f"bench: {part}={FAST} in {word!r} is for networks whose {what}, computed the ordinary way; leave it "
-                "out."
-            )
     if name in ENTRIES:
         size: Shape = ENTRIES[name].input_size
     else:
-        size = tuple((getattr(network, "pretrained_cfg", None) or {}).get("input_size", ()))
+        size = tuple((getattr(model, "pretrained_cfg", None) or {}).get("input_size", ()))
     if size and "in_chans" in options:
         size = (options["in_chans"], *size[1:])
-    return Candidate(name=word, network=network, input_size=size)
-
-
-def quicken_depthwise(network: nn.Module) -> bool:
-    """The depthwise convolutions of timm's inverted residual blocks together with the layers around them.
-
-    Returns whether there was one of the kind that `unskip.kernels.depthwise` is made for.
-    """
-    found = False
-    for block in network.modules():
-        if type(block) is not InvertedResidual:
-            continue
-        norms, conv = (block.bn1, block.bn2), block.conv_dw
-        if type(conv) is not nn.Conv2d or conv.kernel_size != (3, 3) or any(map(has_hooks, (*norms, conv))):
-            continue
-        if not all(type(norm) is BatchNormAct2d and type(norm.act) in TOPS and idle(norm.drop) for norm in norms):
-            continue
-        (bn1, act1), (bn2, act2) = map(apart, norms)
-        block.conv_dw = JoinedSequential(block.conv_pw, bn1, act1, conv, bn2, act2)
-        block.conv_pw, block.bn1, block.bn2 = nn.Identity(), nn.Identity(), nn.Identity()
-        found = True
-    return found
-
-
-def idle(layer: nn.Module) -> bool:
-    return type(layer) is nn.Identity
-
-
-def apart(norm: BatchNormAct2d) -> tuple[nn.BatchNorm2d, nn.Module]:
-    """timm's norm with an activation as the two that it is, with the same parameters."""
-    plain = nn.BatchNorm2d(norm.num_features, norm.eps, norm.momentum, device="meta")
-    plain.weight, plain.bias = norm.weight, norm.bias
-    for name, buffer in norm.named_buffers(recurse=False):
-        setattr(plain, name, buffer)
-    return plain.train(norm.training), norm.act
-
-
-QUICKEN: dict[str, tuple[Callable[[nn.Module], bool], str]] = {
-    "stem": (use_fast_stem, "first layer is a convolution of stride 2 over up to 4 channels"),
-    "depthwise": (quicken_depthwise, "blocks are timm's inverted residual ones with ReLU or ReLU6 (MobileNet-V2)"),
-}
+    return Candidate(name=model_spec, model_spec=model_spec, model=model, input_size=size)
 
 
 def _value(text: str) -> Any:
@@ -137,10 +93,10 @@ def _value(text: str) -> Any:
     return text
 
 
-def common_input(contenders: list[Candidate], size: int) -> Shape:
-    """The shape of one image that all of them read; unlike ones are refused."""
-    first = contenders[0]
-    for other in contenders[1:]:
+def common_input(candidates: list[Candidate], size: int) -> Shape:
+    """The shape of one image that all candidates read; unlike ones are refused."""
+    first = candidates[0]
+    for other in candidates[1:]:
         if not size and other.input_size != first.input_size:
             raise ValueError(
                 f"bench: {first.name!r} reads images of {_by(first.input_size)} and {other.name!r} of "
@@ -151,7 +107,7 @@ def common_input(contenders: list[Candidate], size: int) -> Shape:
                 f"bench: {first.name!r} reads {first.input_size[0]} channels and {other.name!r} "
                 f"{other.input_size[0]}; build them alike{_with(other.name, 'in_chans', first.input_size[0])}."
             )
-    kinds = {c.name: {p.dtype for p in c.network.parameters()} for c in contenders}
+    kinds = {c.name: {p.dtype for p in c.model.parameters()} for c in candidates}
     for name, found in kinds.items():
         if found != kinds[first.name]:
             raise ValueError(
@@ -161,9 +117,9 @@ def common_input(contenders: list[Candidate], size: int) -> Shape:
     return (first.input_size[0], size, size) if size else first.input_size
 
 
-def check_outputs(contenders: list[Candidate], outputs: dict[str, tuple[int, ...]]) -> None:
+def check_outputs(candidates: list[Candidate], outputs: dict[str, tuple[int, ...]]) -> None:
     """Heads of different widths are another difference than the one that is asked about."""
-    first = contenders[0].name
+    first = candidates[0].name
     for name, shape in outputs.items():
         if shape != outputs[first]:
             raise ValueError(
@@ -172,17 +128,17 @@ def check_outputs(contenders: list[Candidate], outputs: dict[str, tuple[int, ...
             )
 
 
-def _with(word: str, option: str, value: int) -> str:
-    """What to give for the same network with an option set otherwise; '' where only its owner can build it so."""
-    name, _, rest = word.partition(":")
+def _with(model_spec: str, option: str, value: int) -> str:
+    """The spec of the same model with another value of an option, as advice; '' where only its owner can build it."""
+    name, _, rest = model_spec.partition(":")
     if not _is_name(name):
         return ""
     others = [pair for pair in rest.split(",") if pair and not pair.startswith(f"{option}=")]
     return f", for instance {name}:{','.join([*others, f'{option}={value}'])}"
 
 
-def _is_name(word: str) -> bool:
-    return word in ENTRIES or timm.is_model(word)
+def _is_name(name: str) -> bool:
+    return name in ENTRIES or timm.is_model(name)
 
 
 def _by(shape: Shape) -> str:
@@ -193,42 +149,38 @@ def _kinds(found: set[torch.dtype]) -> str:
     return " and ".join(sorted(str(kind).removeprefix("torch.") for kind in found))
 
 
-def forms(contender: Candidate, *, folded: bool, example_size: int = 64) -> dict[str, nn.Module]:
-    """The forms in which a network does inference, in float32 and eval mode, by name.
+def forms(model: nn.Module, input_size: Shape, *, folded: bool, example_size: int = 64) -> dict[str, nn.Module]:
+    """The forms in which a model does inference, in float32 and eval mode, by name.
 
-    A plain network is folded, 'dense' and, where closed-form coders or a faster stem make that another network,
-    'fast'. Of any other the norms go into the convolutions before them, so that no side has a rewriting that the other
-    was denied.
+    A plain model is folded: 'dense' and, where closed-form coders or fast layers make that another model, 'fast'. In
+    any other the norms go into the convolutions before them, so that no side is denied a rewriting that the other has.
     """
-    network = copy.deepcopy(contender.network).eval()
+    model = copy.deepcopy(model).eval()
     if not folded:
-        return {AS_TRAINED: network}
-    size = contender.input_size
-    side = min(example_size, size[-1])
-    shape = (size[0], side, side) if len(size) == 3 and not hasattr(network, "patch_embed") else size
-    generator = torch.Generator().manual_seed(0)
-    example = torch.randn(2, *shape, generator=generator)
+        return {AS_TRAINED: model}
+    side = min(example_size, input_size[-1])
+    small = len(input_size) == 3 and not hasattr(model, "patch_embed")
+    shape = (input_size[0], side, side) if small else input_size
+    example = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     try:
-        found = {"dense": fold(network, "dense", example=example)}
+        dense = fold(model, "dense", example=example)
     except ValueError:
         try:
-            return {FUSED: fuse_norms(network, example)}
+            return {FUSED: fuse_norms(model, example)}
         except Refusal:
-            return {AS_TRAINED: network}
-    fast = fold(network, "fast", example=example)
-    if {type(module) for module in fast.modules()} != {type(module) for module in found["dense"].modules()}:
-        found["fast"] = fast
-    return found
+            return {AS_TRAINED: model}
+    fast = fold(model, "fast", example=example)
+    same = {type(module) for module in fast.modules()} == {type(module) for module in dense.modules()}
+    return {"dense": dense} if same else {"dense": dense, "fast": fast}
 
 
-def fuse_norms(network: nn.Module, example: torch.Tensor) -> nn.Module:
+def fuse_norms(model: nn.Module, example: torch.Tensor) -> nn.Module:
     """A copy whose norms are part of the layers before them, with its stem, if that is ours, as `fold` has it in form
     'fast'; the same function, which is checked."""
-    original = copy.deepcopy(network).to("cpu", torch.float64).eval()
+    original = copy.deepcopy(model).to("cpu", torch.float64).eval()
     x = example.to("cpu", torch.float64)
     with torch.no_grad():
         expected = original(x.clone())
         fused = pool_stem(absorb_norms(original, x), x)
         torch.testing.assert_close(fused(x.clone()), expected, rtol=1e-8, atol=1e-8 * expected.abs().max().item())
-    kind = next(network.parameters()).dtype
-    return fused.to(kind)
+    return fused.to(next(model.parameters()).dtype)

@@ -1,27 +1,33 @@
-"""One case, ready to be timed: the network on its device, the step, its memory, and the largest batch that fits."""
+"""One case, ready to be timed: the model on its device, the step, its memory, and the largest batch that fits.
+
+A training step is the one of `unskip train` (`unskip.train.step`): the same optimizer, mixed precision and CUDA graph.
+"""
 
 import gc
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from unskip._core.rng import seeded
 from unskip.bench.floor import synchronize
 from unskip.bench.setting import Case, Setting
+from unskip.train.machine import make_accelerator
+from unskip.train.optim import make_optimizer
+from unskip.train.recipe import Recipe
+from unskip.train.step import GraphStep, Step, make_step
 
 WARM_UP = 3  # steps before anything is measured: compilation, choice of algorithms, the optimizer's state
 LEARNING_RATE = 1e-4  # small, so that many steps on one random batch stay finite
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """What all networks of a comparison read and tell apart."""
+class Task:
+    """What all models of a comparison read and give."""
 
     shape: tuple[int, ...]  # of one image
     classes: int
@@ -29,39 +35,36 @@ class Reading:
 
 @contextmanager
 def tuned(setting: Setting) -> Iterator[None]:
-    """cuDNN picks its algorithms by trying, and the CPU has its threads; afterwards all is as it was."""
+    """Lets cuDNN pick its algorithms by trying and sets device and threads; afterwards all is as it was."""
     before = torch.backends.cudnn.benchmark, torch.get_num_threads()
     torch.backends.cudnn.benchmark = True
     if setting.threads:
         torch.set_num_threads(setting.threads)
     try:
-        yield
+        with torch.cuda.device(setting.where) if setting.where.type == "cuda" else nullcontext():
+            yield
     finally:
         torch.backends.cudnn.benchmark = before[0]
         torch.set_num_threads(before[1])
 
 
 class Runner:
-    """Holds a network on its device and times rounds of its step."""
+    """Holds a model on its device and times rounds of its step."""
 
-    def __init__(self, case: Case, network: nn.Module, reading: Reading, setting: Setting) -> None:
-        self.case, self.setting, self.reading, self.device = case, setting, reading, setting.where
+    def __init__(self, case: Case, model: nn.Module, task: Task, setting: Setting) -> None:
+        self.case, self.setting, self.task, self.device = case, setting, task, setting.where
         self.rounds: list[float] = []  # images a second
         self.graph: torch.cuda.CUDAGraph | None = None
         self.base = allocated(self.device)
         training = case.mode == "train"
-        network = network.train(training).requires_grad_(training)
-        dtype = torch.float32 if training else setting.dtype
-        self.network = network.to(self.device, dtype)
-        if setting.channels_last:
-            self.network = self.network.to(memory_format=torch.channels_last)
-        self.optimizer = torch.optim.SGD(network.parameters(), LEARNING_RATE, momentum=0.9) if training else None
-        self.call: nn.Module = self.network
+        model = model.train(training).to(self.device, torch.float32 if training else setting.dtype)
+        self.model = model.to(memory_format=torch.channels_last) if setting.channels_last else model
         if case.compiled:
-            # Networks share the code of their classes, and each of them counts as a recompilation of it.
+            # Models share the code of their classes, and each of them counts as a recompilation of it.
             torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, 128)
-            self.call = torch.compile(self.network, dynamic=False)  # type: ignore[assignment]
-        self.batch(setting.images)
+            self.model.compile(dynamic=False)
+        self.train_step = self._train_step() if training else None
+        self.set_batch(setting.images)
         began = time.perf_counter()
         self.step()
         synchronize(self.device)
@@ -69,46 +72,57 @@ class Runner:
         for _ in range(WARM_UP - 1):
             self.step()
 
-    def batch(self, images: int) -> None:
-        """Random images and labels: zeros would run faster than real data."""
-        with seeded(0):
-            x = torch.randn(images, *self.reading.shape, device=self.device).to(self.setting.dtype)
-            self.y = torch.randint(self.reading.classes, (images,), device=self.device)
-        self.x = x.contiguous(memory_format=torch.channels_last) if self.setting.channels_last and x.ndim == 4 else x
+    def _train_step(self) -> Step:
+        recipe = self.recipe
+        accelerator = make_accelerator(recipe)
+        model, optimizer = accelerator.prepare(self.model, make_optimizer(self.model, recipe))
+        return Step(accelerator, model, optimizer, recipe)
 
     @property
-    def autocast(self) -> bool:
-        return self.case.mode == "train" and self.setting.precision != "fp32"
+    def recipe(self) -> Recipe:
+        """How `unskip train` would be asked for this step."""
+        return Recipe(
+            optimizer="sgd",
+            lr=LEARNING_RATE,
+            precision=self.setting.precision,
+            device="cuda" if self.device.type == "cuda" else "cpu",
+            channels_last=self.setting.channels_last,
+            cuda_graph=self.setting.graph and self.device.type == "cuda",
+        )
+
+    def set_batch(self, images: int) -> None:
+        """Makes random images and labels: zeros would run faster than real data."""
+        with seeded(0):
+            x = torch.randn(images, *self.task.shape, device=self.device).to(self.setting.dtype)
+            self.y = torch.randint(self.task.classes, (images,), device=self.device)
+        self.x = x.contiguous(memory_format=torch.channels_last) if self.setting.channels_last and x.ndim == 4 else x
 
     def step(self) -> None:
-        if self.optimizer is None:
+        if self.train_step is not None:
+            self.train_step(self.x, self.y)
+        else:
             with torch.no_grad():
-                self.call(self.x)
-            return
-        self.optimizer.zero_grad(set_to_none=True)
-        self.update()
-
-    def update(self) -> None:
-        assert self.optimizer is not None
-        with torch.autocast(self.device.type, self.setting.dtype, enabled=self.autocast):
-            out = self.call(self.x)
-        F.cross_entropy(out.float(), self.y).backward()
-        self.optimizer.step()
+                self.model(self.x)
 
     def record_graph(self) -> None:
-        """The step as one CUDA graph, so that launching its kernels takes no time on either side."""
+        """Records the step as one CUDA graph, so that launching its kernels takes no time on either side."""
+        free()
+        if self.train_step is not None:
+            eager = self.train_step
+            step = make_step(eager.accelerator, eager.network, eager.optimizer, self.recipe)
+            assert isinstance(step, GraphStep)
+            step.capture(self.x, self.y)
+            self.train_step, self.graph = step, step.graph
+            free()  # what its warm-up left in the cache
+            return
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             self.step()
         torch.cuda.current_stream(self.device).wait_stream(side)
-        if self.optimizer is not None:
-            self.optimizer.zero_grad(set_to_none=True)
-        torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph), torch.set_grad_enabled(self.optimizer is not None):
-            self.update() if self.optimizer is not None else self.call(self.x)
-        self.graph = graph
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.step()
 
     def run(self, steps: int) -> float:
         """Seconds of so many steps."""
@@ -127,7 +141,7 @@ class Runner:
         self.rounds.append(self.steps * len(self.x) / self.run(self.steps))
 
     def finite(self) -> bool:
-        return all(bool(torch.isfinite(p).all()) for p in self.network.parameters())
+        return all(bool(torch.isfinite(p).all()) for p in self.model.parameters())
 
     # ------------------------------------------------------------ memory
 
@@ -141,16 +155,15 @@ class Runner:
 
         def fits(batch: int) -> bool:
             try:
-                self.batch(batch)
+                self.set_batch(batch)
                 self.step()
                 return self.peak() <= limit
-            except RuntimeError as error:  # of which torch.OutOfMemoryError is one; a CPU's allocator has no other
+            except RuntimeError as error:  # torch.OutOfMemoryError is one; a CPU's allocator has no class of its own
                 if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
                     return False
                 raise
             finally:
-                if self.optimizer is not None:
-                    self.optimizer.zero_grad(set_to_none=True)
+                self.model.zero_grad()
                 free()
 
         try:
@@ -162,12 +175,12 @@ class Runner:
                 low, high = (middle, high) if fits(middle) else (low, middle)
             return low
         finally:
-            self.batch(images)
+            self.set_batch(images)
 
     def close(self) -> None:
         """Gives its memory back."""
         self.graph = None
-        del self.network, self.call, self.optimizer, self.x, self.y
+        del self.model, self.train_step, self.x, self.y
         free()
 
 
@@ -178,6 +191,7 @@ def free() -> None:
 
 
 def allocated(device: torch.device) -> int:
+    """Bytes that PyTorch holds on a GPU; 0 for a CPU, where nobody counts them."""
     if device.type != "cuda":
         return 0
     free()
@@ -186,16 +200,17 @@ def allocated(device: torch.device) -> int:
 
 def resident(runner: Runner) -> int:
     """Bytes that are there between two steps: weights, buffers, the optimizer's state and the batch."""
-    tensors: list[Tensor] = [*runner.network.parameters(), *runner.network.buffers(), runner.x, runner.y]
-    if runner.optimizer is not None:
-        tensors += [v for state in runner.optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+    tensors: list[Tensor] = [*runner.model.parameters(), *runner.model.buffers(), runner.x, runner.y]
+    if runner.train_step is not None:
+        states = runner.train_step.optimizer.state.values()
+        tensors += [value for state in states for value in state.values() if isinstance(value, Tensor)]
     return sum(storage.nbytes() for storage in {t.untyped_storage() for t in tensors})
 
 
 def peak_bytes(step: Callable[[], object], device: torch.device, base: int, held: int) -> int:
     """The most bytes allocated during a step.
 
-    On a GPU PyTorch counts them; `base` was there before the network. On a CPU the profiler notes each allocation and
+    On a GPU PyTorch counts them; `base` was there before the model. On a CPU the profiler notes each allocation and
     release, and `held` was there before the step.
     """
     if device.type == "cuda":
@@ -205,7 +220,7 @@ def peak_bytes(step: Callable[[], object], device: torch.device, base: int, held
         synchronize(device)
         return torch.cuda.max_memory_allocated(device) - base
     free()
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it tells whoever looks at the terminal when it starts and stops
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would print when it starts and stops
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step()
     events = profile.profiler.kineto_results.events()

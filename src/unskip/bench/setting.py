@@ -11,6 +11,7 @@ import torch
 
 Mode = Literal["train", "infer"]
 Precision = Literal["fp32", "bf16"]
+Layers = Literal["same", "own"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 UNITS = {"": 1, "b": 1, **{f"{unit}ib": 1024 ** (i + 1) for i, unit in enumerate("kmgt")}}
 UNITS |= {f"{unit}b": 1000 ** (i + 1) for i, unit in enumerate("kmgt")}
@@ -23,6 +24,7 @@ class Setting:
     device: str = "auto"  # auto: the GPU if there is one
     batch: int = 0  # images; 0: 256 on a GPU, 8 on a CPU
     size: int = 0  # side of the images in px; 0: the networks' own, which must agree
+    layers: Layers = "same"  # same: all networks have fast layers (unskip.kernels); own: each as it was built
     precision: Precision = "fp32"  # bf16: autocast while training, weights in bf16 for inference
     channels_last: bool = True  # memory layout of images and weights
     train: bool = True  # time training: forward, backward, SGD with momentum
@@ -42,8 +44,9 @@ class Setting:
             raise ValueError(f"bench: device={self.device!r} must be 'auto', 'cpu' or 'cuda'.")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise ValueError(f"bench: device={self.device!r} was asked for, and PyTorch sees no GPU; use 'cpu'.")
-        if self.precision not in get_args(Precision):
-            raise ValueError(f"bench: precision={self.precision!r} must be one of {', '.join(get_args(Precision))}.")
+        for name, choices in (("precision", get_args(Precision)), ("layers", get_args(Layers))):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"bench: {name}={getattr(self, name)!r} must be one of {', '.join(choices)}.")
         for name, least in (("batch", 0), ("size", 0), ("rounds", 1), ("threads", 0), ("compile_workers", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"bench: {name}={getattr(self, name)} must be at least {least}.")

@@ -16,32 +16,35 @@ from unskip.bench.networks import AS_TRAINED
 WAY_OUT = "Choose another one (--out)."
 INK, GRID = "#1f2937", "#e5e7eb"
 COLOURS = ("#8a8a8a", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00")  # Okabe and Ito's; grey is the reference
+OVER_OWN = "over own layers"
 SPARE = ("floor", "lowest to highest", "ms", "memory ratio")  # what a narrow terminal does without, the first first
 
 
 def table(comparison: Comparison) -> Iterable[Table]:
-    """The networks, then the rows; ratios are to the first network."""
+    """The networks, then the rows; ratios are to the first network with the same layers, then to it as it was built."""
     found = comparison.to_dict()
+    own = any(line["ratio"]["speed_over_own_layers"] for line in found["rows"])
     fits = ["batch\nthat fits"] if found["setting"]["fit"] else []
     networks = Table(caption=_caption(found))
     networks.add_column("network", overflow="fold")
     for column in ("trained\n(M)", "frozen\n(M)", *fits):
         networks.add_column(column, justify="right", no_wrap=True)
     networks.add_column("MACs an image (M)", justify="right")
-    plain = [line for line in found["rows"] if line.get("macs")]
+    counted = [line for line in found["rows"] if line.get("macs")]
     for about in found["networks"]:
-        own = [line for line in plain if line["network"] == about["name"]]
-        infer = [f"{line['form']} {line['macs'] / 1e6:,.0f}" for line in own if line["mode"] == "infer"]
-        macs = dict.fromkeys(infer or [f"training {line['macs'] / 1e6:,.0f}" for line in own])
+        lines = [line for line in counted if line["network"] == about["name"]]
+        infer = [f"{line['form']} {line['macs'] / 1e6:,.0f}" for line in lines if line["mode"] == "infer"]
+        macs = dict.fromkeys(infer or [f"training {line['macs'] / 1e6:,.0f}" for line in lines])
         largest = [_number(about["largest_batch"], ",d")] if fits else []
         counts = (f"{about['trained'] / 1e6:.2f}", f"{about['frozen'] / 1e6:.2f}", *largest, "; ".join(macs))
         networks.add_row(about["name"], *counts)
     yield networks
 
-    rows = Table(caption="images/s: median of the rounds. floor: ms by arithmetic | by traffic.")
+    rows = Table(caption=_explain(found["networks"][0]["name"], own))
     rows.add_column("network", overflow="fold")
     rows.add_column("how")
-    for column in ("images/s", "lowest to highest", "ratio", "memory\n(MiB)", "memory ratio", "ms", "floor"):
+    over_own = [OVER_OWN] if own else []
+    for column in ("images/s", "lowest to highest", "ratio", *over_own, "memory\n(MiB)", "memory ratio", "ms", "floor"):
         rows.add_column(column, justify="right", no_wrap="\n" in column or " " not in column)
     kind = None
     for line in found["rows"]:
@@ -59,6 +62,7 @@ def table(comparison: Comparison) -> Iterable[Table]:
             how + form,
             *_speeds(line),
             _number(line["ratio"]["speed"], ".2f"),
+            *([_number(line["ratio"]["speed_over_own_layers"], ".2f")] if own else []),
             _number(line["memory_bytes"] and line["memory_bytes"] / 2**20, ",.0f"),
             _number(line["ratio"]["memory"], ".2f"),
             _number(line["milliseconds"], ",.2f"),
@@ -67,27 +71,32 @@ def table(comparison: Comparison) -> Iterable[Table]:
     yield rows
 
 
+def _explain(first: str, own: bool) -> str:
+    text = "images/s: median of the rounds. floor: ms by arithmetic | by traffic."
+    return f"{text} ratio: to {first} with the same layers. {OVER_OWN}: to {first} as it was built." if own else text
+
+
 def _caption(found: dict[str, Any]) -> str:
     machine, setting, rates = found["machine"], found["setting"], found["rates"]
     layout = "channels last" if setting["channels_last"] else "channels first"
-    words = [
+    parts = [
         f"{machine['device']}, PyTorch {machine['torch']}, {setting['precision']}, {layout}",
         f"batch {setting['batch']}, images {'x'.join(map(str, found['input']))}",
     ]
     if not setting["device"].startswith("cuda"):
         threads = setting["threads"] or machine["threads"]
-        words.append(f"{threads} thread{'' if threads == 1 else 's'}")
+        parts.append(f"{threads} thread{'' if threads == 1 else 's'}")
     elif setting["graph"]:
-        words.append("each step one CUDA graph")
+        parts.append("each step one CUDA graph")
     if rates is not None:
-        words.append(f"reached here: {_rate(rates['flops'])}FLOP/s, {_rate(rates['bytes'])}B/s")
+        parts.append(f"reached here: {_rate(rates['flops'])}FLOP/s, {_rate(rates['bytes'])}B/s")
     if found["compile_seconds"] is not None:
-        words.append(f"compiled in {found['compile_seconds']:.0f} s by {setting['compile_workers']} processes")
-    return "; ".join(words)
+        parts.append(f"compiled in {found['compile_seconds']:.0f} s by {setting['compile_workers']} processes")
+    return "; ".join(parts)
 
 
 def _rate(a_second: float) -> str:
-    """With the prefix at which a slow CPU has digits too."""
+    """A rate with the prefix that leaves digits for a slow CPU too."""
     value, prefix = (a_second / 1e12, "T") if a_second >= 1e12 else (a_second / 1e9, "G")
     return f"{value:,.1f} {prefix}"
 
@@ -124,15 +133,18 @@ def write(comparison: Comparison, folder: Path, *, picture: bool = True) -> None
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
-    """Bars of images/s and of memory over the first network's, for every kind of run; of several forms the fastest,
-    which stand below."""
-    names = [about["name"] for about in found["networks"]]
+    """Draws images/s and memory over the first network's, with the same layers, for every kind of run.
+
+    Of several forms the fastest is drawn; its name is below."""
+    names = [about["name"] for about in found["networks"] if not about["own_layers"]]
     best: dict[tuple[str, str], dict[str, Any]] = {}
     for line in found["rows"]:
         kind = f"{line['mode']}\n{'compiled' if line['compiled'] else 'eager'}"
         key = (kind, line["network"])
-        if line["ratio"]["speed"] is not None and (
-            key not in best or line["ratio"]["speed"] > best[key]["ratio"]["speed"]
+        if (
+            line["network"] in names
+            and line["ratio"]["speed"] is not None
+            and (key not in best or line["ratio"]["speed"] > best[key]["ratio"]["speed"])
         ):
             best[key] = line
     kinds = list(dict.fromkeys(kind for kind, _ in best))
@@ -166,6 +178,6 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
 
 def _forms(names: list[str]) -> str:
-    """What a kind of run has been timed in, where that is not the network as it is trained."""
+    """The forms that were timed, a line each; '' where all networks are as they were trained."""
     told = [] if set(names) == {AS_TRAINED} else list(dict.fromkeys(names))
     return "".join(f"\n{name}" for name in told)

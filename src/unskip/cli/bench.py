@@ -23,6 +23,13 @@ def bench(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     batch: Annotated[int, typer.Option(help="Images in a batch.", show_default="256 on a GPU, 8 on a CPU")] = 0,
     size: Annotated[int, typer.Option(help="Side of the images in px.", show_default="the networks' own")] = 0,
+    layers: Annotated[
+        str,
+        typer.Option(
+            help="same: all networks have our fast stem and depthwise kernels; on a GPU those that this changes are "
+            "timed without them too. own: each network as it was built."
+        ),
+    ] = "same",
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     channels_last: Annotated[bool, typer.Option(help="Memory layout of images and weights.")] = True,
     train: Annotated[bool | None, typer.Option("--train/--no-train", help="Training; both unless given.")] = None,
@@ -49,8 +56,9 @@ def bench(
 ) -> None:
     """Times training and inference of two or more networks in one process, in turns, and measures their memory.
 
-    For inference plain networks are folded and others have their norms fused, each in the best form that it has. Ctrl-C
-    prints what is there. Exit codes: 0 there is a table, 1 some network failed, 2 something that you gave is wrong.
+    Ratios compare networks with the same stem and kernels (--layers). For inference plain networks are folded and
+    others have their norms fused, each in the best form that it has. Ctrl-C prints what is there. Exit codes: 0 there
+    is a table, 1 some network failed, 2 something that you gave is wrong.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the profiler's allocator warns of blocks older than itself
     with Importing():
@@ -60,6 +68,7 @@ def bench(
         device=device,
         batch=batch,
         size=size,
+        layers=layers,  # type: ignore[arg-type]
         precision=precision,  # type: ignore[arg-type]
         channels_last=channels_last,
         train=train if train is not None else not infer,
@@ -95,7 +104,7 @@ def bench(
             shown_on.print(fitted(part, shown_on, SPARE))
         if out is not None:
             print(f"Written: {out}")
-    for words in comparison.failed:
-        notes.print(f"Failed: {words}", style="red", markup=False, soft_wrap=True)
+    for failure in comparison.failed:
+        notes.print(f"Failed: {failure}", style="red", markup=False, soft_wrap=True)
     if comparison.failed:
         raise typer.Exit(1)

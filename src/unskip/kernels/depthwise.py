@@ -13,18 +13,19 @@ exists, so that nothing but u is kept for the backward pass, which has one opera
 The statistics of the batch are differentiated by autograd, as s and t depend on them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeGuard
 
 import torch
+from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
-from unskip._core.modules import has_hooks, square
+from unskip._core.modules import as_class, has_hooks, square
 from unskip.kernels.dispatch import HALF, has_kernels_for, may_fuse_layers
 
 TOPS: dict[type[nn.Module], float] = {nn.ReLU: 0.0, nn.ReLU6: 6.0}  # 0: no bound
 PRECISIONS = HALF  # in which the kernels were measured
-MOST = 2**30  # pixels of a batch, which the kernels count in 32 bits
+MAX_PIXELS = 2**30  # of a batch, which the kernels count in 32 bits
 
 
 def empty_output(u: Tensor, stride: int) -> Tensor:
@@ -116,10 +117,12 @@ def joined(layers: list[nn.Module], x: Tensor) -> tuple[Tensor, int] | None:
     """What the first layers make of x as one operation, and how many they are; None where they are others."""
     if not supports(x):
         return None
-    ways: list[tuple[int, Callable[..., Tensor | None]]] = [(3, normed), (3, folded), (4, folded_behind)]
-    for count, join in ways:
-        first = layers[:count]
-        if len(first) == count and not any(map(has_hooks, first)):
+    norm = split_norm(layers[0])
+    counts = (4 - len(norm), 3, 4)
+    parts = ([*norm, *layers[1 : counts[0]]], layers[:3], layers[:4])
+    ways: tuple[Callable[..., Tensor | None], ...] = (normed, folded, folded_behind)
+    for count, first, join in zip(counts, parts, ways, strict=True):
+        if len(layers) >= count and not any(map(has_hooks, first)):
             y = join(*first, x)
             if y is not None:
                 return y, count
@@ -129,6 +132,8 @@ def joined(layers: list[nn.Module], x: Tensor) -> tuple[Tensor, int] | None:
 def normed(norm: nn.Module, act: nn.Module, conv: nn.Module, x: Tensor) -> Tensor | None:
     """Training. Under torch.compile alone: it is the compiler that makes one pass of the batch's statistics."""
     if not torch.compiler.is_compiling() or type(act) not in TOPS or not isinstance(norm, nn.BatchNorm2d):
+        return None
+    if type(norm) is BatchNormAct2d and norm.act is not act:
         return None
     if not is_depthwise(conv, x, x.shape[1]) or conv.bias is not None or not plain(norm, x):
         return None
@@ -166,7 +171,7 @@ def supports(x: Tensor) -> bool:
         and has_kernels_for(x)
         and may_fuse_layers()
         and x.is_contiguous(memory_format=torch.channels_last)
-        and 0 < x.numel() <= MOST * x.shape[1]
+        and 0 < x.numel() <= MAX_PIXELS * x.shape[1]
     )
 
 
@@ -182,17 +187,33 @@ def is_pointwise(conv: nn.Module, x: Tensor) -> TypeGuard[nn.Conv2d]:
 
 
 def is_depthwise(conv: nn.Module, x: Tensor, channels: int) -> TypeGuard[nn.Conv2d]:
-    """A 3 x 3 depthwise convolution that gives as many channels as it reads; its stride divides the sides of x."""
+    """A supported convolution of so many channels whose stride divides the sides of x."""
+    return (
+        supports_conv(conv)
+        and conv.groups == channels
+        and all(side % conv.stride[0] == 0 for side in x.shape[2:])
+        and x.dtype == precision(x, conv.weight)
+    )
+
+
+def supports_conv(conv: nn.Module) -> TypeGuard[nn.Conv2d]:
+    """Whether the kernels can compute this convolution: 3 x 3, depthwise, as many channels out as in, stride 1 or 2."""
     return (
         type(conv) is nn.Conv2d
         and square(conv)
         and conv.kernel_size == (3, 3)
         and conv.dilation == (1, 1)
-        and conv.groups == conv.in_channels == conv.out_channels == channels
+        and conv.groups == conv.in_channels == conv.out_channels
         and conv.stride[0] in (1, 2)
-        and all(side % conv.stride[0] == 0 for side in x.shape[2:])
-        and x.dtype == precision(x, conv.weight)
     )
+
+
+def split_norm(layer: nn.Module) -> list[nn.Module]:
+    """timm's norm with an activation inside as [norm, activation]; any other layer as [layer]."""
+    if type(layer) is not BatchNormAct2d or type(layer.drop) is not nn.Identity or has_hooks(layer.drop):
+        return [layer]
+    assert isinstance(layer.act, nn.Module)
+    return [layer, layer.act]
 
 
 def precision(x: Tensor, weight: Tensor) -> torch.dtype:
@@ -204,7 +225,7 @@ def precision(x: Tensor, weight: Tensor) -> torch.dtype:
 def plain(norm: nn.BatchNorm2d, x: Tensor) -> bool:
     """A norm over the batch with its usual parts, not in half precision, and a batch that it does not refuse."""
     usual = norm.affine and norm.track_running_stats and norm.momentum is not None
-    whole = type(norm) is nn.BatchNorm2d and norm.num_features == x.shape[1]
+    whole = type(norm) in (nn.BatchNorm2d, BatchNormAct2d) and norm.num_features == x.shape[1]
     return whole and usual and norm.weight.dtype not in HALF and x.numel() > x.shape[1]
 
 
@@ -247,17 +268,52 @@ def as_affine(norm: nn.BatchNorm2d, u: Tensor) -> tuple[Tensor, Tensor]:
     return norm.weight * rate, norm.bias - mean * rate * norm.weight
 
 
+def open_sequences(layers: Iterable[nn.Module]) -> list[nn.Module]:
+    """The layers in order, those inside an nn.Sequential too, without nn.Identity. A layer with hooks stays whole."""
+    found: list[nn.Module] = []
+    may_open = may_fuse_layers()
+    for layer in layers:
+        if may_open and is_plain_sequence(layer):
+            found += open_sequences(layer)
+        elif type(layer) is not nn.Identity or has_hooks(layer):
+            found.append(layer)
+    return found
+
+
+def is_plain_sequence(layer: nn.Module) -> TypeGuard[nn.Sequential]:
+    """Whether calling the layer is calling its layers: no hooks, no forward of its own, not compiled by itself."""
+    sequence = isinstance(layer, nn.Sequential) and type(layer).forward is nn.Sequential.forward
+    return sequence and not has_hooks(layer) and layer._compiled_call_impl is None
+
+
+def advance(layers: list[nn.Module], x: Tensor) -> tuple[Tensor, int]:
+    """What the first layers make of x as one operation or else the first of them, and how many they are."""
+    found = joined(layers, x)
+    return (layers[0](x), 1) if found is None else found
+
+
+def run_layers(
+    layers: list[nn.Module],
+    x: Tensor,
+    advance: Callable[[list[nn.Module], Tensor], tuple[Tensor, int]] = advance,
+) -> Tensor:
+    """What the layers make of x, each `advance` being one operation."""
+    while layers:
+        x, done = advance(layers, x)
+        layers = layers[done:]
+    return x
+
+
 class JoinedSequential(nn.Sequential):
     """Layers one after another; some of them as one operation, where that is the same and faster."""
 
     def forward(self, x: Tensor) -> Tensor:
-        layers = [layer for layer in self if type(layer) is not nn.Identity or has_hooks(layer)]
-        while layers:
-            x, done = self.advance(layers, x)
-            layers = layers[done:]
-        return x
+        return run_layers(open_sequences(self), x, self.advance)
 
     def advance(self, layers: list[nn.Module], x: Tensor) -> tuple[Tensor, int]:
         """What the first few of the layers make of x, and how many they were."""
-        found = joined(layers, x)
-        return (layers[0](x), 1) if found is None else found
+        return advance(layers, x)
+
+    def to_ordinary(self) -> nn.Sequential:
+        """The same layers as an nn.Sequential."""
+        return as_class(nn.Sequential, self)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip._core.modules import has_hooks, square
+from unskip._core.modules import as_class, has_hooks, square
 from unskip.kernels.dispatch import HALF, differentiates_backwards, has_kernels_for, may_fuse_layers
 
 ALIGNED = 16  # channels that tensor cores take as they are; fewer are padded by a kernel of its own
@@ -158,6 +158,10 @@ class StemConv2d(nn.Conv2d):
             return space_to_depth_conv(input, weight, bias)
         return super()._conv_forward(input, weight, bias)
 
+    def to_ordinary(self) -> nn.Conv2d:
+        """The same convolution as an nn.Conv2d, with the same parameters."""
+        return as_class(nn.Conv2d, self)
+
 
 LAYERS = (nn.Conv2d, nn.Linear, StemConv2d)  # classes whose weight is all that they compute with
 
@@ -178,6 +182,10 @@ class StemPool(nn.MaxPool2d):
             return max_pool(x)[0]
         return super().forward(x)
 
+    def to_ordinary(self) -> nn.MaxPool2d:
+        """The same pooling as an nn.MaxPool2d."""
+        return as_class(nn.MaxPool2d, self)
+
 
 class PooledStem(nn.Sequential):
     """A folded stem: convolution, ReLU and max pooling; in half precision on a GPU bias and ReLU behind the pooling.
@@ -196,55 +204,3 @@ class PooledStem(nn.Sequential):
             return super().forward(x)
         u = pool(conv._conv_forward(x, conv.weight, None))
         return F.relu_(u + conv.bias.to(u.dtype).view(-1, 1, 1))
-
-
-def use_fast_stem(network: nn.Module) -> bool:
-    """Puts these modules in the place of the network's first convolution and first pooling where they suit.
-
-    Parameters stay the same objects, and layers with hooks stay as they are. Returns whether the first convolution
-    suited; if not, nothing is changed.
-    """
-    layers = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Conv2d)]
-    path, conv = next(iter(layers), ("", None))
-    if not path or type(conv) is not nn.Conv2d or not is_stem(conv) or has_hooks(conv):
-        return False
-    network.set_submodule(path, conv_as(StemConv2d, conv))
-    for path, pool in network.named_modules():
-        if isinstance(pool, nn.MaxPool2d):
-            if type(pool) is nn.MaxPool2d and path and is_stem_pool(pool) and not has_hooks(pool):
-                network.set_submodule(path, pool_as(StemPool, pool))
-            break
-    return True
-
-
-def ordinary(module: nn.Module) -> nn.Module:
-    """A module of the stem as the ordinary one that it is; any other as it is."""
-    if isinstance(module, StemConv2d):
-        return conv_as(nn.Conv2d, module)
-    return pool_as(nn.MaxPool2d, module) if isinstance(module, StemPool) else module
-
-
-def conv_as(kind: type[nn.Conv2d], conv: nn.Conv2d) -> nn.Conv2d:
-    """The same convolution, of another class, with the same parameters."""
-    new = kind(
-        conv.in_channels,
-        conv.out_channels,
-        conv.kernel_size,  # type: ignore[arg-type]
-        stride=conv.stride,  # type: ignore[arg-type]
-        padding=conv.padding,  # type: ignore[arg-type]
-        dilation=conv.dilation,  # type: ignore[arg-type]
-        groups=conv.groups,
-        bias=conv.bias is not None,
-        padding_mode=conv.padding_mode,
-        device="meta",  # without drawing weights
-    )
-    new.weight, new.bias = conv.weight, conv.bias
-    return new.train(conv.training)
-
-
-def pool_as(kind: type[nn.MaxPool2d], pool: nn.MaxPool2d) -> nn.MaxPool2d:
-    new = kind(
-        pool.kernel_size, pool.stride, pool.padding, pool.dilation,
-        return_indices=pool.return_indices, ceil_mode=pool.ceil_mode,
-    )  # fmt: skip
-    return new.train(pool.training)

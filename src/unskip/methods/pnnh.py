@@ -19,8 +19,8 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from unskip.coders import FORMS, PRETEXTS, CoderBank, CoderSpec, act_name, odd_part_is_identity
+from unskip.kernels import use_fast_layers
 from unskip.kernels.depthwise import JoinedSequential
-from unskip.kernels.stem import use_fast_stem
 from unskip.methods import fused
 from unskip.methods.lean import LeanInverted, LeanSequential
 from unskip.methods.partial import PartialConv2d
@@ -138,7 +138,7 @@ class PNNH:
         """A norm before pooling, where the network has a place for one, and a faster stem, where it has one."""
         set_head_norm("pnnh", network, self.head_norm)
         if self.block != "plain":
-            use_fast_stem(network)
+            use_fast_layers(network, depthwise=False)
 
     def _hidden(self, width: int) -> int:
         assert self.hidden is not None

@@ -21,7 +21,7 @@ from unskip._core.modules import unwrap
 from unskip.coders import ClosedFormCoder, ClosedFormTransition, Coder, CoderRef, TransitionCoder, closed_of
 from unskip.kernels.depthwise import JoinedSequential
 from unskip.kernels.stem import LAYERS as PLAIN_LAYERS
-from unskip.kernels.stem import PooledStem, StemConv2d, StemPool, ordinary
+from unskip.kernels.stem import PooledStem, StemConv2d, StemPool
 from unskip.methods import CappedReLU, CReLU, PNNHBlock, SReLU, Unsupported, replaced, stacked
 from unskip.methods.pnnh import ALIGNED
 from unskip.methods.spec import NORMS, Conv, is_activation, replace_weight
@@ -101,10 +101,8 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
             module.coder = _cheap(module)
         elif isinstance(module, DominantBlock):
             folded = replaced(folded, module, _dominant(module))
-        elif isinstance(module, StemConv2d | StemPool) and not fast:
-            folded = replaced(folded, module, ordinary(module))
-        elif isinstance(module, JoinedSequential) and not fast:
-            folded = replaced(folded, module, nn.Sequential(*module))
+        elif isinstance(module, StemConv2d | StemPool | JoinedSequential) and not fast:
+            folded = replaced(folded, module, module.to_ordinary())
     if not transformer:
         folded = _without_chance(folded)
     folded = absorb_norms(folded, x)

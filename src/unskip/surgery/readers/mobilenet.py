@@ -4,11 +4,12 @@ import timm.models._efficientnet_blocks as timm_blocks
 import torchvision.models.mobilenetv2
 from torch import nn
 
+from unskip.kernels.layers import FastInvertedResidual
 from unskip.methods.spec import BlockSpec, parts
 from unskip.surgery.reading import register_reader
 
 
-@register_reader(timm_blocks.InvertedResidual)
+@register_reader(timm_blocks.InvertedResidual, FastInvertedResidual)
 def read_timm_inverted(block: nn.Module, path: str) -> BlockSpec:
     names = "conv_s2d bn_s2d conv_pw bn1 conv_dw bn2 aa se conv_pwl bn3" + (" drop_path" if block.has_skip else "")
     return BlockSpec(path=path, branch=parts(block, names), skip=bool(block.has_skip))
