@@ -75,13 +75,15 @@ class Runner:
     def _train_step(self) -> Step:
         recipe = self.recipe
         accelerator = make_accelerator(recipe)
-        model, optimizer = accelerator.prepare(self.model, make_optimizer(self.model, recipe))
+        model, optimizer = accelerator.prepare(
+            self.model, make_optimizer(self.model, recipe.optimizer, cuda_graph=recipe.run.cuda_graph)
+        )
         return Step(accelerator, model, optimizer, recipe)
 
     @property
     def recipe(self) -> Recipe:
         """How `unskip train` would be asked for this step."""
-        return Recipe(
+        return Recipe.of(
             optimizer="sgd",
             lr=LEARNING_RATE,
             precision=self.setting.precision,
