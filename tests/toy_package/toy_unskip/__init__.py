@@ -1,1 +1,1 @@
-"""A package outside of unskip: a method, a reader and a measure, found by their entry points."""
+"""A package outside of unskip: a network, a reader, a method, a measure and a data set (tests/test_plugins.py)."""
