@@ -34,7 +34,7 @@ def test_every_table_is_there() -> None:
 def test_layout(paper: str, number: str) -> None:
     table = paper_table(paper, number)
     assert (table.paper, table.number) == (paper, number)
-    assert re.fullmatch(r"papers/[a-z-]+\.md, section [A-Z0-9.]+", table.source)
+    assert re.fullmatch(r"[A-Z][\w .]+, [\w.:/-]+, section [A-Z0-9.]+", table.source), "author and year, link, section"
     assert table.about[0].isupper()
     assert not table.about.endswith(".")
     keys = [column.key for column in table.columns]

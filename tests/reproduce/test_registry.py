@@ -20,7 +20,7 @@ class Config:
 
 @pytest.fixture
 def small() -> object:
-    @reproduction("small", source="papers/none.md, Figure 0", shows="nothing", config=Config)
+    @reproduction("small", source="Nobody 2024, Figure 0", shows="nothing", config=Config)
     def run(config: Config) -> Outcome:
         torch.manual_seed(7)  # as some do for the networks that they build
         figure, (axes,) = panels(1, 1, size=(2, 2), title="small")
@@ -41,7 +41,7 @@ def test_picture_and_record_are_written(small: object, tmp_path: Path) -> None:
     record = json.loads(written.files[1].read_text())
     assert record["numbers"] == {"times": 5}
     assert record["configuration"] == {"times": 5}
-    assert record["source"] == "papers/none.md, Figure 0"
+    assert record["source"] == "Nobody 2024, Figure 0"
     assert {"versions", "date", "seconds"} <= record.keys()
 
 
