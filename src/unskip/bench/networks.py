@@ -3,21 +3,16 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import timm
 import torch
 from timm.layers.norm_act import BatchNormAct2d
 from timm.models._efficientnet_blocks import InvertedResidual
 from torch import nn
 
-from unskip._core.errors import reason
 from unskip._core.modules import has_hooks
-from unskip._core.rng import seeded
-from unskip.io.load import Shape, load_network
+from unskip.io.load import Shape, is_name, load_model, split_options
 from unskip.kernels.depthwise import TOPS, JoinedSequential
 from unskip.kernels.stem import use_fast_stem
-from unskip.models import ENTRIES, create_model
 from unskip.ship import fold
 from unskip.ship.fold import Refusal, absorb_norms, pool_stem
 
@@ -34,55 +29,33 @@ class Candidate:
     input_size: Shape  # of one image
 
 
-def load(word: str) -> Candidate:
-    """NAME, or NAME:option=value,... with arguments of `unskip.create_model`, or whatever `unskip doctor` takes.
+def load(model_spec: str) -> Candidate:
+    """Whatever `unskip.load` takes.
 
     NAME:stem=fast is a network with the stem that `pnnh` computes its networks' with (`unskip.kernels.stem`), and
     NAME:depthwise=fast one of timm's with their depthwise convolutions (`unskip.kernels.depthwise`), so that what is
     left between the two is the blocks.
     """
-    name, colon, rest = word.partition(":")
-    if "=" not in rest and not (colon and _is_name(name)):
-        subject = load_network(word, command="bench")
-        return Candidate(name=word, network=subject.network, input_size=subject.input_size)
-    options = {}
-    for pair in rest.split(","):
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise ValueError(f"bench: {pair!r} in {word!r} must be option=value, for instance num_classes=10.")
-        options[key] = _value(value)
+    name, options = split_options(model_spec, "bench")
     fast = [part for part in QUICKEN if options.get(part) == FAST]
-    for part in fast:
-        del options[part]
+    rest = ",".join(f"{key}={value}" for key, value in options.items() if key not in fast)
     try:
-        with seeded(0):
-            network = create_model(name, **options)
+        loaded = load_model(f"{name}:{rest}" if rest else name, command="bench")
     except ValueError as error:  # of an argument that nobody knows, among others
-        for part in QUICKEN:
-            if part in options:
-                raise ValueError(
-                    f"bench: {part}={options[part]} in {word!r} is not known; there is {part}={FAST}, and without the "
-                    "option the network is as it is."
-                ) from error
+        for part in set(QUICKEN) & set(options) - set(fast):
+            raise ValueError(
+                f"bench: {part}={options[part]} in {model_spec!r} is not known; there is {part}={FAST}, and without "
+                "the option the network is as it is."
+            ) from error
         raise
-    except Exception as error:  # whatever a builder makes of a value that it did not expect
-        raise ValueError(
-            f"bench: {name!r} can't be built with {rest!r}: {reason(error)}. Leave that option out."
-        ) from error
     for part in fast:
         quicken, what = QUICKEN[part]
-        if not quicken(network):
+        if not quicken(loaded.model):
             raise ValueError(
-                f"bench: {part}={FAST} in {word!r} is for networks whose {what}, computed the ordinary way; leave it "
-                "out."
+                f"bench: {part}={FAST} in {model_spec!r} is for networks whose {what}, computed the ordinary way; "
+                "leave it out."
             )
-    if name in ENTRIES:
-        size: Shape = ENTRIES[name].input_size
-    else:
-        size = tuple((getattr(network, "pretrained_cfg", None) or {}).get("input_size", ()))
-    if size and "in_chans" in options:
-        size = (options["in_chans"], *size[1:])
-    return Candidate(name=word, network=network, input_size=size)
+    return Candidate(name=model_spec, network=loaded.model, input_size=loaded.input_size)
 
 
 def quicken_depthwise(network: nn.Module) -> bool:
@@ -125,18 +98,6 @@ QUICKEN: dict[str, tuple[Callable[[nn.Module], bool], str]] = {
 }
 
 
-def _value(text: str) -> Any:
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
 def common_input(contenders: list[Candidate], size: int) -> Shape:
     """The shape of one image that all of them read; unlike ones are refused."""
     first = contenders[0]
@@ -175,14 +136,10 @@ def check_outputs(contenders: list[Candidate], outputs: dict[str, tuple[int, ...
 def _with(word: str, option: str, value: int) -> str:
     """What to give for the same network with an option set otherwise; '' where only its owner can build it so."""
     name, _, rest = word.partition(":")
-    if not _is_name(name):
+    if not is_name(name):
         return ""
     others = [pair for pair in rest.split(",") if pair and not pair.startswith(f"{option}=")]
     return f", for instance {name}:{','.join([*others, f'{option}={value}'])}"
-
-
-def _is_name(word: str) -> bool:
-    return word in ENTRIES or timm.is_model(word)
 
 
 def _by(shape: Shape) -> str:
