@@ -15,7 +15,8 @@ from torch import nn
 
 from tests.doctor import small
 from unskip import create_model
-from unskip.io.load import load_model, note_on_weights, parse_shape, save_network
+from unskip.io.load import load_model, note_on_weights, parse_shape
+from unskip.io.network_file import Header, save
 from unskip.models.weights import path_of
 from unskip.train import Recipe, load_recipe, run
 
@@ -100,7 +101,7 @@ def test_the_checkpoint_of_a_run(trained: Path) -> None:
     assert by_folder.trained
     assert by_file.trained
     saved = load_file(trained / "weights.safetensors")
-    assert all(torch.equal(value, saved[key]) for key, value in by_file.network.state_dict().items())
+    assert all(torch.equal(value, saved[key]) for key, value in by_file.model.state_dict().items())
 
 
 def test_a_run_knows_the_size_of_its_images(tmp_path: Path) -> None:
@@ -118,15 +119,15 @@ def test_a_run_knows_the_size_of_its_images(tmp_path: Path) -> None:
     }
     out = tmp_path / "run"
     run(load_recipe("digits-pnnh-56", **changes), data_dir=tmp_path / "set.npz", out=out, silent=True)
-    loaded, tested = (load_model(str(out), tested=tested) for tested in (False, True))
-    assert loaded.input_size == (1, 12, 12)
-    assert not loaded.guessed
+    reached, tested = (load_model(str(path)) for path in (out / "checkpoint.pt", out))
+    assert reached.input_size == (1, 12, 12)
+    assert not reached.guessed
     (out / "weights.safetensors").rename(tmp_path / "weights.safetensors")
     averaged = load_model(str(out))
     saved = load_file(tmp_path / "weights.safetensors")
     for loaded in (tested, averaged):
-        assert torch.equal(loaded.network.fc.weight, saved["fc.weight"])
-    assert not torch.equal(loaded.model.fc.weight, saved["fc.weight"])
+        assert torch.equal(loaded.model.fc.weight, saved["fc.weight"])
+    assert not torch.equal(reached.model.fc.weight, saved["fc.weight"])
 
 
 def test_a_run_of_a_network_of_ones_own_says_so(tmp_path: Path) -> None:
@@ -191,12 +192,14 @@ def test_weights_for_a_named_network(tmp_path: Path) -> None:
 def test_whether_weights_are_trained(tmp_path: Path) -> None:
     """A method that keeps the weights keeps them trained; one that begins anew does not."""
     fresh = load_model("resnet20")
-    torch.save(fresh.network.state_dict(), tmp_path / "weights.pt")
+    torch.save(fresh.model.state_dict(), tmp_path / "weights.pt")
     assert not fresh.trained
     assert load_model("resnet20", weights=tmp_path / "weights.pt").trained
     assert load_model("pnnh_resnet20_wide", pretrained=True).trained
+    assert not load_model("resnet20:num_classes=3").trained
+    assert load_model(str(path_of(TRAINED))).trained
     file = tmp_path / "kept.safetensors"
-    save_network(file, fresh, proof="", force=False, command="plainify")
+    save(file, fresh.model, Header(network={"model": "resnet20"}, input_size=(3, 32, 32)))
     assert load_model(str(file)).trained
     assert load_model(str(file), method="plain").trained
     assert not load_model(str(file), method="pnnh").trained
@@ -237,7 +240,7 @@ def test_files_that_are_not_what_they_claim(tmp_path: Path, trained: Path, monke
         with pytest.raises(ValueError, match=f"^doctor: .*{sentence}"):
             load_model(f"{HERE}:mlp", weights=tmp_path / name)
         if name != "missing.pt":
-            with pytest.raises(ValueError, match=r"^doctor: .*give the file with --weights\.") as refused:
+            with pytest.raises(ValueError, match=r"^doctor: .*give the file as weights \(--weights") as refused:
                 load_model(str(tmp_path / name))
             assert "weights_only" not in str(refused.value)  # how to run the code in it
             assert ("can't be read as safetensors" in str(refused.value)) == name.endswith(".safetensors")
@@ -266,8 +269,8 @@ def test_trained_weights_by_name_and_by_file(tmp_path: Path, monkeypatch: pytest
 def test_weights_of_what_nobody_knows_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "other.safetensors"
     for network, sentence in {
-        "os:abort": "has weights of 'os:abort', which is no name of `unskip models`",
-        "resnet20": "other.safetensors does not fit 'resnet20'",
+        "os:abort": "other.safetensors can't be opened: model='os:abort' names code",
+        "resnet20": "other.safetensors can't be opened: Error",
     }.items():
         with safe_open(path_of(TRAINED), framework="pt") as shipped:
             about = {**json.loads(shipped.metadata()["unskip"]), "network": network}

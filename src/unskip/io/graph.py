@@ -11,7 +11,8 @@ import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import reduce
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 import timm.layers
 import torch
@@ -24,10 +25,11 @@ from unskip._core.errors import reason
 from unskip._core.modules import has_hooks, preserved
 from unskip.coders.closed_form import Closed, average, group_sum, repeated
 
+Kind = TypeVar("Kind", bound=type[nn.Module])
 Layer = dict[str, Any]  # {"class": name, "settings": {...}, "layers": {...}, "none": [...]}
 
-LAYERS: dict[str, type] = {}  # by their names in files
-NAMES: dict[type, str] = {}
+LAYERS: dict[str, type[nn.Module]] = {}  # by their names in files
+NAMES: dict[type[nn.Module], str] = {}
 INTERNALS = set(vars(nn.Module()))
 SETTINGS = "__settings"  # where a layer keeps what becomes its attributes, until all layers are there
 ATTRIBUTES = ("shape", "ndim", "dtype", "device")  # of a tensor, that a step may read
@@ -59,7 +61,7 @@ TENSOR_METHODS = """
 """
 
 
-def register_layer(layer: type) -> type:
+def register_layer(layer: Kind) -> Kind:
     """Lets network files hold layers of this class; a decorator, or called with a class of somebody else's.
 
     A file holds what is in such a layer's attributes: numbers, text, tuples, lists and dicts of them, dtypes,
@@ -73,7 +75,7 @@ def register_layer(layer: type) -> type:
     return layer
 
 
-def _subclasses(kind: type) -> Iterable[type]:
+def _subclasses(kind: type[nn.Module]) -> Iterable[type[nn.Module]]:
     for each in kind.__subclasses__():
         yield each
         yield from _subclasses(each)
@@ -84,9 +86,9 @@ for _name in TORCH_LAYERS.split():
 for _name in ("BatchNormAct2d", "Conv2dSame", "DropPath", "LayerNorm", "LayerNorm2d"):
     register_layer(getattr(timm.layers, _name))
 register_layer(torchvision.ops.StochasticDepth)
-for _layer in _subclasses(nn.Module):  # every layer of ours; networks and their residual blocks are traced
-    if _layer.__module__.startswith(("unskip.coders.", "unskip.kernels.", "unskip.methods.")):
-        register_layer(_layer)
+for _kind in _subclasses(nn.Module):  # every layer of ours; networks and their residual blocks are traced
+    if _kind.__module__.startswith(("unskip.coders.", "unskip.kernels.", "unskip.methods.")):
+        register_layer(_kind)
 RECORDS: dict[str, type] = {"Closed": Closed}  # dataclasses that a layer may have as attributes
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "getattr": getattr,
@@ -181,34 +183,31 @@ def describe(model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
     paths = {id(module): path for path, module in model.named_modules()}
     with preserved(model):
         steps = _same_but_for_training(*(_traced(model.train(mode), paths) for mode in (False, True)))
+    called = {target for kind, target, *_ in steps if kind == "layer"}
     layers: dict[str, Layer] = {}
-    for kind, target, *_ in steps:
-        if kind == "layer" and not any(f"{target}.".startswith(f"{path}.") for path in layers):
-            layers[target] = _layer(model.get_submodule(target), target, paths)
+    for path in paths.values():  # in the network's order, which is that of its parameters
+        if path in called and not any(path.startswith(f"{above}.") for above in layers):
+            layers[path] = _layer(model.get_submodule(path), path, paths)
     roots = {target for kind, target, *_ in steps if kind == "tensor"}
+    kinds: dict[str, str] = {}
+    tied: dict[str, str] = {}
     tensors: dict[str, Tensor] = {}
-    about: dict[str, Any] = {"frozen": [], "buffers": [], "temporary": [], "tied": {}}
-    seen: dict[int, str] = {}
-    persistent = set(model.state_dict())
-    for name, tensor in (
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    ):
+    names: dict[int, str] = {}
+    state = model.state_dict()
+    for name, tensor in chain(*(f(remove_duplicate=False) for f in (model.named_parameters, model.named_buffers))):
         if name not in roots and not any(name.startswith(f"{path}.") for path in layers):
             continue  # nothing reads it
         if is_lazy(tensor):
             raise Inexpressible(f"{name!r} has no shape yet; run the network once")
-        if not isinstance(tensor, nn.Parameter):
-            about["buffers"].append(name)
-        elif not tensor.requires_grad:
-            about["frozen"].append(name)
-        if name not in persistent:
-            about["temporary"].append(name)
-        if id(tensor) in seen:
-            about["tied"][name] = seen[id(tensor)]
+        if isinstance(tensor, nn.Parameter):
+            kinds[name] = "parameter" if tensor.requires_grad else "frozen"
         else:
-            tensors[name], seen[id(tensor)] = tensor, name
-    return {"layers": layers, "steps": steps, **about}, tensors
+            kinds[name] = "buffer" if name in state else "temporary"
+        if id(tensor) in names:
+            tied[name] = names[id(tensor)]
+        else:
+            tensors[name], names[id(tensor)] = tensor, name
+    return {"layers": layers, "steps": steps, "tensors": kinds, "tied": tied}, tensors
 
 
 class _Tracer(fx.Tracer):
@@ -251,7 +250,7 @@ def _traced(model: nn.Module, paths: dict[int, str]) -> list[list[Any]]:
                 raise Inexpressible("its forward makes a tensor of its own, which would be a constant in the file")
             kind = "tensor"
         elif node.op == "call_function":
-            kind, target = "function", CALLED.get(node.target)  # type: ignore[arg-type]
+            kind, target = "function", CALLED.get(node.target)
         else:
             kind = {"call_module": "layer", "call_method": "method", "output": "output"}[node.op]
         if target is None or (kind == "method" and target not in METHODS):
@@ -364,15 +363,16 @@ def build(description: dict[str, Any], tensors: dict[str, Tensor]) -> Graph:
         for name, value in vars(module).pop(SETTINGS, {}).items():
             _check_attribute(type(module), name)
             setattr(module, name, _decoded(value, made))
-    buffers, frozen, temporary = (set(description[key]) for key in ("buffers", "frozen", "temporary"))
     tied: dict[str, str] = description["tied"]
     placed: dict[str, Tensor] = {}
-    for name, tensor in {**tensors, **{name: tensors[first] for name, first in tied.items()}}.items():
-        if name not in buffers:
-            first = tied.get(name, name)
-            tensor = placed.setdefault(first, nn.Parameter(tensor, requires_grad=name not in frozen))
-        _place(graph, name, tensor, persistent=name not in temporary)
-    for name, tensor in (*graph.named_parameters(), *graph.named_buffers()):
+    for name, kind in description["tensors"].items():
+        first = tied.get(name, name)
+        if kind in ("parameter", "frozen"):
+            placed.setdefault(first, nn.Parameter(tensors[first], requires_grad=kind == "parameter"))
+        elif kind not in ("buffer", "temporary"):
+            raise ValueError(f"{name!r} is of the unknown kind {kind!r}")
+        _place(graph, name, placed.setdefault(first, tensors[first]), persistent=kind != "temporary")
+    for name, tensor in chain(graph.named_parameters(), graph.named_buffers()):
         if tensor.is_meta:
             raise ValueError(f"it has no numbers for {name!r}")
     return graph.eval()
@@ -424,7 +424,7 @@ def _built(layer: Layer, path: str, made: dict[str, nn.Module]) -> nn.Module:
     if _by_constructor(kind):
         module: nn.Module = kind(**{_names(name)[0]: _decoded(value) for name, value in layer["settings"].items()})
     else:
-        module = kind.__new__(kind)
+        module = nn.Module.__new__(kind)
         nn.Module.__init__(module)
         vars(module)[SETTINGS] = layer["settings"]  # which may refer to layers that are not there yet
     for name, child in layer["layers"].items():

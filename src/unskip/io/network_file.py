@@ -102,7 +102,7 @@ def check_size(size: tuple[int, ...]) -> None:
 def read_network(path: Path, header: Header, *, command: str) -> nn.Module:
     """The network of a file, in eval mode, if its output is that of the network that was written."""
     try:
-        tensors = load_file(path)
+        tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}  # aligned, and not of the file
         if "graph" in header.network:
             model: nn.Module = build(header.network["graph"], tensors)
             model.pretrained_cfg = {"input_size": header.input_size}  # type: ignore[assignment]
