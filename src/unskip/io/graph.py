@@ -23,6 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from unskip._core.errors import reason
 from unskip._core.modules import has_hooks, preserved
+from unskip.coders import CoderSpec
 from unskip.coders.closed_form import Closed, average, group_sum, repeated
 
 Kind = TypeVar("Kind", bound=type[nn.Module])
@@ -89,7 +90,7 @@ register_layer(torchvision.ops.StochasticDepth)
 for _kind in _subclasses(nn.Module):  # every layer of ours; networks and their residual blocks are traced
     if _kind.__module__.startswith(("unskip.coders.", "unskip.kernels.", "unskip.methods.")):
         register_layer(_kind)
-RECORDS: dict[str, type] = {"Closed": Closed}  # dataclasses that a layer may have as attributes
+RECORDS: dict[str, type] = {"Closed": Closed, "CoderSpec": CoderSpec}  # dataclasses that a layer may have as attributes
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "getattr": getattr,
     **{f"torch.{name}": getattr(torch, name) for name in TORCH_FUNCTIONS.split()},
@@ -159,16 +160,11 @@ class Graph(nn.Module):
         return type(value)(self._filled(each, results) for each in value) if isinstance(value, tuple | list) else value
 
 
-def _read(value: Any) -> Iterable[int]:
-    if isinstance(value, Ref):
-        yield value.step
-    elif isinstance(value, dict):
-        yield from _read(list(value.values()))
-    elif isinstance(value, slice):
-        yield from _read([value.start, value.stop, value.step])
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from _read(each)
+def _read(value: Any) -> list[int]:
+    """The steps whose results a value refers to."""
+    found: list[int] = []
+    fx.node.map_aggregate(value, lambda each: found.append(each.step) if isinstance(each, Ref) else None)
+    return found
 
 
 # ---------------------------------------------------------------- writing
@@ -193,20 +189,21 @@ def describe(model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tied: dict[str, str] = {}
     tensors: dict[str, Tensor] = {}
     names: dict[int, str] = {}
-    state = model.state_dict()
-    for name, tensor in chain(*(f(remove_duplicate=False) for f in (model.named_parameters, model.named_buffers))):
-        if name not in roots and not any(name.startswith(f"{path}.") for path in layers):
-            continue  # nothing reads it
-        if is_lazy(tensor):
-            raise Inexpressible(f"{name!r} has no shape yet; run the network once")
-        if isinstance(tensor, nn.Parameter):
-            kinds[name] = "parameter" if tensor.requires_grad else "frozen"
-        else:
-            kinds[name] = "buffer" if name in state else "temporary"
-        if id(tensor) in names:
-            tied[name] = names[id(tensor)]
-        else:
-            tensors[name], names[id(tensor)] = tensor, name
+    for path, module in model.named_modules():
+        for key, tensor in chain(module._parameters.items(), module._buffers.items()):
+            name = f"{path}.{key}".removeprefix(".")
+            if tensor is None or (name not in roots and not any(name.startswith(f"{above}.") for above in layers)):
+                continue  # nothing reads it
+            if is_lazy(tensor):
+                raise Inexpressible(f"{name!r} has no shape yet; run the network once")
+            if isinstance(tensor, nn.Parameter):
+                kinds[name] = "parameter" if tensor.requires_grad else "frozen"
+            else:
+                kinds[name] = "temporary" if key in module._non_persistent_buffers_set else "buffer"
+            if id(tensor) in names:
+                tied[name] = names[id(tensor)]
+            else:
+                tensors[name], names[id(tensor)] = tensor, name
     return {"layers": layers, "steps": steps, "tensors": kinds, "tied": tied}, tensors
 
 
@@ -333,6 +330,8 @@ def _encoded(value: Any, paths: dict[int, str], index: dict[fx.Node, int], where
         return {"dict": [[encoded(key), encoded(each)] for key, each in value.items()]}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": "cpu"}  # where files are opened
     if isinstance(value, nn.Module) and id(value) in paths:
         return {"layer": paths[id(value)]}
     if is_dataclass(value) and RECORDS.get(type(value).__name__) is type(value):
@@ -480,6 +479,8 @@ def _decoded(value: Any, made: dict[str, nn.Module] | None = None) -> Any:
         return {_decoded(key, made): _decoded(each, made) for key, each in content}
     if kind == "dtype" and isinstance(dtype := getattr(torch, content, None), torch.dtype):
         return dtype
+    if kind == "device":
+        return torch.device("cpu")
     if kind == "layer" and made is not None:
         return made[content]
     raise ValueError(f"{value!r} is no value")

@@ -1,4 +1,4 @@
-"""What `unskip plainify`, `unskip fold` and `unskip export` do: a network from a word, a file, and its proof."""
+"""What `unskip plainify`, `unskip fold` and `unskip export` do: a network in, a file and its proof out."""
 
 import math
 import os
@@ -259,25 +259,25 @@ def _prepared(loaded: LoadedModel, int8: Int8) -> tuple[Tensor, Iterator[tuple[T
     return images, _real(feed, data.test), metadata
 
 
-def _feed(loaded: LoadedModel, word: str) -> tuple[DataSet, Feed]:
+def _feed(loaded: LoadedModel, data_spec: str) -> tuple[DataSet, Feed]:
     """A data set as the network's run has read it or, for a network by name, brought to its size."""
-    root = None if word == "digits" else Path(word).expanduser()
+    root = None if data_spec == "digits" else Path(data_spec).expanduser()
     if root is not None and not root.exists():
-        raise ValueError(f"export: --calibrate {word!r} is not 'digits', and there is no such file or folder.")
+        raise ValueError(f"export: --calibrate {data_spec!r} is not 'digits', and there is no such file or folder.")
     if loaded.data:
         config = DataConfig.from_tables({"data": loaded.data}, "data", f"export: the recipe of {loaded.name}")
         if (root is None) != (config.dataset == "digits"):
             right = "digits" if root is not None else "the file or folder with them"
             raise ValueError(
                 f"export: {loaded.name} was trained on {config.dataset}, and is calibrated on images of the same "
-                f"set, prepared as they were: give --calibrate {right} instead of {word!r}. From Python, "
+                f"set, prepared as they were: give --calibrate {right} instead of {data_spec!r}. From Python, "
                 "unskip.ship.quantize takes any tensor."
             )
     else:
         kind = "digits" if root is None else find_kind(root)
         if kind is None:
             raise ValueError(
-                f"export: --calibrate {word!r} is no data set that `unskip train` reads: an .npz file, CIFAR, "
+                f"export: --calibrate {data_spec!r} is no data set that `unskip train` reads: an .npz file, CIFAR, "
                 "Fashion-MNIST, or a folder with train/<class> and val/<class>."
             )
         config = DataConfig(dataset=kind, val_fraction=0.0)
@@ -290,7 +290,7 @@ def _feed(loaded: LoadedModel, word: str) -> tuple[DataSet, Feed]:
     if (data.channels, data.image_size, data.image_size) != loaded.input_size:
         raise ValueError(
             f"export: {loaded.name} reads inputs of shape {loaded.input_size}, and the images of --calibrate "
-            f"{word!r} have {data.channels} channels; from Python, unskip.ship.quantize takes any tensor."
+            f"{data_spec!r} have {data.channels} channels; from Python, unskip.ship.quantize takes any tensor."
         )
     # Of a folder of files only those are read that are asked for.
     reads = DeviceFeed if data.in_memory else WorkerFeed
