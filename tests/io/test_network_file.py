@@ -317,6 +317,12 @@ HOSTILE: dict[str, Any] = {
         CALL, END, layers={"a": {"class": "unskip.CReLU", "settings": {"_forward_hooks": 1}, "layers": {}, "none": []}}
     ),
     "huge layer": graph(CALL, END, layers={"a": {**LINEAR, "settings": {"in_features": 2**60, "out_features": 2**60}}}),
+    "layer with memory": graph(
+        CALL, END, layers={"a": {**LINEAR, "settings": {"in_features": 2**40, "out_features": 4, "device": "cpu"}}}
+    ),
+    "method as tensor": graph(["tensor", "forward", [], {}], END),
+    "layers as tensor": graph(["tensor", "_modules", [], {}], END),
+    "layer that is not there": graph(CALL, END),
     "large layer": graph(CALL, END, layers={"a": {**LINEAR, "settings": {"in_features": 2**30, "out_features": 4}}}),
     "itself": graph(["function", "torch.relu", [{"step": 1}], {}], END),
     "later step": graph(["function", "torch.relu", [{"step": 2}], {}], ["function", "torch.relu", [X], {}], END),

@@ -100,6 +100,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 CALLED = {function: name for name, function in reversed(FUNCTIONS.items())}
 METHODS = frozenset(TENSOR_METHODS.split())
+KINDS = ("layer", "tensor", "function", "method", "output")  # of steps
 
 
 class Inexpressible(ValueError):  # noqa: N818 - a reason
@@ -299,10 +300,12 @@ def _by_constructor(layer: type) -> bool:
     return layer.__module__.startswith("torch.nn.")
 
 
+def _constructor_names(layer: type[nn.Module]) -> list[str]:
+    return [name for name in inspect.signature(layer).parameters if name not in ("device", "dtype")]
+
+
 def _constructor_arguments(module: nn.Module) -> dict[str, Any]:
-    names = [
-        n for n in inspect.signature(type(module)).parameters if n not in ("device", "dtype") and hasattr(module, n)
-    ]
+    names = [name for name in _constructor_names(type(module)) if hasattr(module, name)]
     return {name: getattr(module, name) is not None if name == "bias" else getattr(module, name) for name in names}
 
 
@@ -358,6 +361,9 @@ def build(description: dict[str, Any], tensors: dict[str, Tensor]) -> Graph:
         for path, layer in description["layers"].items():
             *parents, name = _names(path)
             _container(graph, parents).add_module(name, _built(layer, path, made))
+    for kind, target, *_ in graph.steps:
+        if (kind == "layer" and target not in made) or (kind == "tensor" and target not in description["tensors"]):
+            raise ValueError(f"it runs {target!r}, which is no {kind} of its own")
     for module in made.values():
         for name, value in vars(module).pop(SETTINGS, {}).items():
             _check_attribute(type(module), name)
@@ -386,9 +392,7 @@ def _step(i: int, kind: str, target: Any, args: list[Any], kwargs: dict[str, Any
         if target == "getattr" and (named or len(positional) != 2 or positional[1] not in ATTRIBUTES):
             raise ValueError(f"step {i} reads an attribute other than {', '.join(ATTRIBUTES)}")
         target = FUNCTIONS.get(target)
-    if kind in ("layer", "tensor"):
-        _names(target)
-    elif target is None or (kind == "method" and target not in METHODS) or kind not in ("function", "method", "output"):
+    if target is None or (kind == "method" and target not in METHODS) or kind not in KINDS:
         raise ValueError(f"step {i} is no call of a registered layer, function or method")
     if kind == "method" and not (positional and isinstance(positional[0], Ref)):
         raise ValueError(f"step {i} calls a method of something that is no result")
@@ -421,7 +425,10 @@ def _built(layer: Layer, path: str, made: dict[str, nn.Module]) -> nn.Module:
             "that, and register the class with unskip.io.register_layer"
         )
     if _by_constructor(kind):
-        module: nn.Module = kind(**{_names(name)[0]: _decoded(value) for name, value in layer["settings"].items()})
+        unknown = set(layer["settings"]) - set(_constructor_names(kind))
+        if unknown:
+            raise ValueError(f"{layer['class']} has no setting {sorted(unknown)[0]!r} that a file may give")
+        module: nn.Module = kind(**{name: _decoded(value) for name, value in layer["settings"].items()})
     else:
         module = nn.Module.__new__(kind)
         nn.Module.__init__(module)
