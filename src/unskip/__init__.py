@@ -6,7 +6,7 @@ import sys
 from unskip._core.version import __version__  # noqa: F401 - public
 
 TYPE_CHECKING = False  # typing's, without the time that it takes to import
-__all__ = ["create_model", "diagnose", "export", "fold", "param_groups", "plainify", "verify"]
+__all__ = ["create_model", "diagnose", "export", "fold", "load", "param_groups", "plainify", "verify"]
 
 
 def _is_the_command() -> bool:
@@ -20,6 +20,7 @@ def _is_the_command() -> bool:
 # file too, imports what it needs when it knows what to do, and the names are there as soon as anybody asks for one.
 if not _is_the_command():
     from unskip.doctor import diagnose
+    from unskip.io.load import load
     from unskip.models import create_model
     from unskip.ship import export, fold, verify
     from unskip.surgery import plainify
@@ -28,6 +29,7 @@ elif not TYPE_CHECKING:  # whoever checks types sees the names above and no othe
     _HOME = {
         "create_model": "models",
         "diagnose": "doctor",
+        "load": "io.load",
         **dict.fromkeys(("export", "fold", "verify"), "ship"),
         "param_groups": "train",
         "plainify": "surgery",

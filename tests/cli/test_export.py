@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from unskip import create_model
 from unskip.cli.commands import app
-from unskip.io.load import load_network
+from unskip.io.load import load_model
 from unskip.train import load_recipe, run
 
 
@@ -46,7 +46,7 @@ def test_from_a_run_to_onnx(trained: Path, tmp_path: Path) -> None:
     assert f"{file}: ONNX, opset 20, " in shown
     x = torch.rand(3, 1, 8, 8)
     with torch.no_grad():
-        y = load_network(str(trained)).network.eval()(x).numpy()
+        y = load_model(str(trained)).model.eval()(x).numpy()
     assert np.abs(answers(file, x) - y).max() <= 1e-4 * np.abs(y).max()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["net.onnx", "net.safetensors"]
 
@@ -73,7 +73,7 @@ def test_trained_weights_are_folded(tmp_path: Path) -> None:
     name, out, x = "pnnh_resnet20_wide", tmp_path / "net.safetensors", torch.randn(3, 3, 32, 32)
     invoke("fold", name, "-o", out, "--pretrained")
     wanted = create_model(name, pretrained=True).eval()(x)
-    assert (load_network(str(out)).network(x) - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+    assert (load_model(str(out)).model(x) - wanted).abs().max() <= 1e-4 * wanted.abs().max()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from torch import nn
 
 from tests.doctor import small
 from unskip import create_model
-from unskip.io.load import load_network, note_on_weights, parse_shape, save_network
+from unskip.io.load import load_model, note_on_weights, parse_shape
+from unskip.io.network_file import Header, save
 from unskip.models.weights import path_of
 from unskip.train import Recipe, load_recipe, run
 
@@ -38,19 +39,19 @@ HERE = "tests.doctor.small"
     ],
 )
 def test_networks_by_name_and_by_factory(word: str, name: str, shape: tuple[int, ...], guessed: bool) -> None:
-    subject = load_network(word)
-    assert isinstance(subject.network, nn.Module)
-    assert (subject.name, subject.input_size, subject.guessed) == (name, shape, guessed)
+    loaded = load_model(word)
+    assert isinstance(loaded.model, nn.Module)
+    assert (loaded.name, loaded.input_size, loaded.guessed) == (name, shape, guessed)
 
 
 def test_a_method_is_applied_and_the_seed_decides_the_weights() -> None:
     state = torch.get_rng_state()
-    plain, again, other = (load_network("resnet20", method="plain", seed=s).network for s in (0, 0, 1))
+    plain, again, other = (load_model("resnet20", method="plain", seed=s).model for s in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), state)
     assert len(plain.surgery.replaced) == 9
     assert torch.equal(plain.conv1.weight, again.conv1.weight)
     assert not torch.equal(plain.conv1.weight, other.conv1.weight)
-    assert load_network("resnet20", method="plain").name == "resnet20, plain"
+    assert load_model("resnet20", method="plain").name == "resnet20, plain"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_a_method_is_applied_and_the_seed_decides_the_weights() -> None:
 )
 def test_wrong_words_get_a_sentence(word: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        load_network(word)
+        load_model(word)
 
 
 def test_shapes_in_words() -> None:
@@ -94,13 +95,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_checkpoint_of_a_run(trained: Path) -> None:
-    by_folder, by_file = (load_network(str(path)) for path in (trained, trained / "checkpoint.pt"))
+    by_folder, by_file = (load_model(str(path)) for path in (trained, trained / "checkpoint.pt"))
     assert by_folder.input_size == by_file.input_size == (1, 8, 8)
     assert by_folder.name == "plain_resnet20 of digits"
     assert by_folder.trained
     assert by_file.trained
     saved = load_file(trained / "weights.safetensors")
-    assert all(torch.equal(value, saved[key]) for key, value in by_file.network.state_dict().items())
+    assert all(torch.equal(value, saved[key]) for key, value in by_file.model.state_dict().items())
 
 
 def test_a_run_knows_the_size_of_its_images(tmp_path: Path) -> None:
@@ -118,15 +119,15 @@ def test_a_run_knows_the_size_of_its_images(tmp_path: Path) -> None:
     }
     out = tmp_path / "run"
     run(load_recipe("digits-pnnh-56", **changes), data_dir=tmp_path / "set.npz", out=out, silent=True)
-    subject, tested = (load_network(str(out), tested=tested) for tested in (False, True))
-    assert subject.input_size == (1, 12, 12)
-    assert not subject.guessed
+    reached, tested = (load_model(str(path)) for path in (out / "checkpoint.pt", out))
+    assert reached.input_size == (1, 12, 12)
+    assert not reached.guessed
     (out / "weights.safetensors").rename(tmp_path / "weights.safetensors")
-    averaged = load_network(str(out), tested=True)
+    averaged = load_model(str(out))
     saved = load_file(tmp_path / "weights.safetensors")
     for loaded in (tested, averaged):
-        assert torch.equal(loaded.network.fc.weight, saved["fc.weight"])
-    assert not torch.equal(subject.network.fc.weight, saved["fc.weight"])
+        assert torch.equal(loaded.model.fc.weight, saved["fc.weight"])
+    assert not torch.equal(reached.model.fc.weight, saved["fc.weight"])
 
 
 def test_a_run_of_a_network_of_ones_own_says_so(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_a_run_of_a_network_of_ones_own_says_so(tmp_path: Path) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     run(Recipe.of(epochs=1, warmup_epochs=0), model=network, out=out, silent=True)
     with pytest.raises(ValueError, match=r"a network of your own, Sequential, .* load .*weights\.safetensors into it"):
-        load_network(str(out), command="export")
+        load_model(str(out), command="export")
 
 
 EVIL = "evil_module:build"
@@ -163,7 +164,7 @@ def test_a_recipe_in_a_checkpoint_runs_no_code(
     state = torch.load(trained / "checkpoint.pt", weights_only=True)
     torch.save({**state, "recipe": recipe}, tmp_path / "checkpoint.pt")
     with pytest.raises(ValueError, match=sentence) as refused:
-        load_network(str(tmp_path))
+        load_model(str(tmp_path))
     assert str(refused.value).startswith(f"doctor: the recipe in {tmp_path / 'checkpoint.pt'}")
     assert not (tmp_path / "ran").exists()
 
@@ -172,7 +173,7 @@ def test_a_run_that_began_with_pretrained_weights_needs_them_no_more(trained: Pa
     state = torch.load(trained / "checkpoint.pt", weights_only=True)
     state["recipe"]["network"]["options"] = {"pretrained": True}
     torch.save(state, tmp_path / "checkpoint.pt")
-    assert torch.equal(load_network(str(tmp_path)).network.fc.weight, state["network"]["fc.weight"])
+    assert torch.equal(load_model(str(tmp_path)).model.fc.weight, state["network"]["fc.weight"])
 
 
 def test_weights_for_a_named_network(tmp_path: Path) -> None:
@@ -184,22 +185,24 @@ def test_weights_for_a_named_network(tmp_path: Path) -> None:
     torch.save({"epoch": 3, "state_dict": {f"module.{k}": v for k, v in state.items()}}, files[2])
     torch.save({"model": {f"_orig_mod.module.{k}": v for k, v in state.items()}}, files[3])
     for file in files:
-        loaded = load_network(f"{HERE}:mlp", weights=file).network.state_dict()
+        loaded = load_model(f"{HERE}:mlp", weights=file).model.state_dict()
         assert all(torch.equal(loaded[key], state[key]) for key in state)
 
 
 def test_whether_weights_are_trained(tmp_path: Path) -> None:
     """A method that keeps the weights keeps them trained; one that begins anew does not."""
-    fresh = load_network("resnet20")
-    torch.save(fresh.network.state_dict(), tmp_path / "weights.pt")
+    fresh = load_model("resnet20")
+    torch.save(fresh.model.state_dict(), tmp_path / "weights.pt")
     assert not fresh.trained
-    assert load_network("resnet20", weights=tmp_path / "weights.pt").trained
-    assert load_network("pnnh_resnet20_wide", pretrained=True).trained
+    assert load_model("resnet20", weights=tmp_path / "weights.pt").trained
+    assert load_model("pnnh_resnet20_wide", pretrained=True).trained
+    assert not load_model("resnet20:num_classes=3").trained
+    assert load_model(str(path_of(TRAINED))).trained
     file = tmp_path / "kept.safetensors"
-    save_network(file, fresh, proof="", force=False, command="plainify")
-    assert load_network(str(file)).trained
-    assert load_network(str(file), method="plain").trained
-    assert not load_network(str(file), method="pnnh").trained
+    save(file, fresh.model, Header(network={"model": "resnet20"}, input_size=(3, 32, 32)))
+    assert load_model(str(file)).trained
+    assert load_model(str(file), method="plain").trained
+    assert not load_model(str(file), method="pnnh").trained
 
 
 class Runs:
@@ -235,10 +238,10 @@ def test_files_that_are_not_what_they_claim(tmp_path: Path, trained: Path, monke
         "missing.pt": r"missing.pt can't be read",
     }.items():
         with pytest.raises(ValueError, match=f"^doctor: .*{sentence}"):
-            load_network(f"{HERE}:mlp", weights=tmp_path / name)
+            load_model(f"{HERE}:mlp", weights=tmp_path / name)
         if name != "missing.pt":
-            with pytest.raises(ValueError, match=r"^doctor: .*give the file with --weights\.") as refused:
-                load_network(str(tmp_path / name))
+            with pytest.raises(ValueError, match=r"^doctor: .*give the file as weights \(--weights") as refused:
+                load_model(str(tmp_path / name))
             assert "weights_only" not in str(refused.value)  # how to run the code in it
             assert ("can't be read as safetensors" in str(refused.value)) == name.endswith(".safetensors")
     assert not (tmp_path / "was-run").exists()
@@ -256,9 +259,9 @@ def test_trained_weights_by_name_and_by_file(tmp_path: Path, monkeypatch: pytest
     wanted = create_model(TRAINED, pretrained=True).state_dict()
     monkeypatch.chdir(tmp_path)
     (tmp_path / TRAINED).write_text("a file that is called like the network")
-    for subject in (load_network(f"timm:{TRAINED}", pretrained=True), load_network("renamed.safetensors")):
-        assert (subject.name, subject.input_size, subject.guessed) == (TRAINED, (3, 32, 32), False)
-        found = subject.network.state_dict()
+    for loaded in (load_model(f"timm:{TRAINED}", pretrained=True), load_model("renamed.safetensors")):
+        assert (loaded.name, loaded.input_size, loaded.guessed) == (TRAINED, (3, 32, 32), False)
+        found = loaded.model.state_dict()
         assert all(torch.equal(found[key], value) for key, value in wanted.items())
         assert all(value.dtype != torch.float16 for value in found.values())
 
@@ -266,14 +269,14 @@ def test_trained_weights_by_name_and_by_file(tmp_path: Path, monkeypatch: pytest
 def test_weights_of_what_nobody_knows_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "other.safetensors"
     for network, sentence in {
-        "os:abort": "has weights of 'os:abort', which is no name of `unskip models`",
-        "resnet20": "other.safetensors does not fit 'resnet20'",
+        "os:abort": "other.safetensors can't be opened: model='os:abort' names code",
+        "resnet20": "other.safetensors can't be opened: Error",
     }.items():
         with safe_open(path_of(TRAINED), framework="pt") as shipped:
             about = {**json.loads(shipped.metadata()["unskip"]), "network": network}
         save_file(load_file(path_of(TRAINED)), file, metadata={"unskip": json.dumps(about)})
         with pytest.raises(ValueError, match=sentence):
-            load_network(str(file))
+            load_model(str(file))
 
 
 def test_pretrained_where_there_is_nothing_to_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,11 +288,11 @@ def test_pretrained_where_there_is_nothing_to_take(tmp_path: Path, monkeypatch: 
         str(path_of(TRAINED)): r"has its own weights; leave --pretrained out",
     }.items():
         with pytest.raises(ValueError, match=sentence):
-            load_network(word, pretrained=True, command="export")
+            load_model(word, pretrained=True, command="export")
     with pytest.raises(
         ValueError, match=r"^export: --pretrained and --weights .*a.pt both say which weights; leave one"
     ):
-        load_network(TRAINED, pretrained=True, weights=tmp_path / "a.pt", command="export")
+        load_model(TRAINED, pretrained=True, weights=tmp_path / "a.pt", command="export")
 
     def offline(*_: object, **__: object) -> nn.Module:
         raise ConnectionError("no way\nout.")
@@ -298,7 +301,7 @@ def test_pretrained_where_there_is_nothing_to_take(tmp_path: Path, monkeypatch: 
     with pytest.raises(
         ValueError, match=r"timm's weights for 'test_resnet' .*: ConnectionError: no way out\. Give a fi"
     ):
-        load_network("test_resnet", pretrained=True)
+        load_model("test_resnet", pretrained=True)
 
 
 def test_random_weights_are_not_taken_silently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from tests.train.small import SMALL, linear_net, norm_net
 from unskip.data.feed import Batch, DeviceFeed, make_feed
 from unskip.data.sets import Split, load
-from unskip.io.load import load_network
+from unskip.io.load import load_model
 from unskip.train import Orthogonal, Recipe, TrainingDiverged, TrainingInterrupted, run
 from unskip.train.metrics import read_metrics
 from unskip.train.optim import Rates
@@ -352,7 +352,7 @@ def test_plainify_by_recipe(tmp_path: Path) -> None:
     result = run(recipe, out=tmp_path, silent=True)
     assert result.parameters != run(recipe.replace(options={}), out=tmp_path / "b", silent=True).parameters
     assert str(result).startswith("resnet20, pnnh on digits: ")
-    assert load_network(str(tmp_path)).name == f"resnet20, pnnh of {tmp_path.name}"
+    assert load_model(str(tmp_path)).name == f"resnet20, pnnh of {tmp_path.name}"
 
 
 def test_worker_feed_trains(tmp_path: Path) -> None:

@@ -3,18 +3,13 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import timm
 import torch
 from torch import nn
 
-from unskip._core.errors import reason
-from unskip._core.rng import seeded
 from unskip.bench.setting import Layers
-from unskip.io.load import Shape, load_network
+from unskip.io.load import Shape, is_name, load_model
 from unskip.kernels import use_fast_layers
-from unskip.models import ENTRIES, create_model
 from unskip.ship import fold
 from unskip.ship.fold import Refusal, absorb_norms, pool_stem
 
@@ -52,45 +47,9 @@ def load_candidates(model_specs: Sequence[str], layers: Layers, *, beside: bool)
 
 
 def load(model_spec: str) -> Candidate:
-    """NAME, or NAME:option=value,... with arguments of `unskip.create_model`, or whatever `unskip doctor` takes."""
-    name, colon, rest = model_spec.partition(":")
-    if "=" not in rest and not (colon and _is_name(name)):
-        loaded = load_network(model_spec, command="bench")
-        return Candidate(name=model_spec, model_spec=model_spec, model=loaded.network, input_size=loaded.input_size)
-    options = {}
-    for pair in rest.split(","):
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise ValueError(f"bench: {pair!r} in {model_spec!r} must be option=value, for instance num_classes=10.")
-        options[key] = _value(value)
-    try:
-        with seeded(0):
-            model = create_model(name, **options)
-    except ValueError:  # of an argument that nobody knows, among others
-        raise
-    except Exception as error:  # whatever a builder makes of a value that it did not expect
-        raise ValueError(
-            f"bench: {name!r} can't be built with {rest!r}: {reason(error)}. Leave that option out."
-        ) from error
-    if name in ENTRIES:
-        size: Shape = ENTRIES[name].input_size
-    else:
-        size = tuple((getattr(model, "pretrained_cfg", None) or {}).get("input_size", ()))
-    if size and "in_chans" in options:
-        size = (options["in_chans"], *size[1:])
-    return Candidate(name=model_spec, model_spec=model_spec, model=model, input_size=size)
-
-
-def _value(text: str) -> Any:
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    """Whatever `unskip.load` takes."""
+    loaded = load_model(model_spec, command="bench")
+    return Candidate(name=model_spec, model_spec=model_spec, model=loaded.model, input_size=loaded.input_size)
 
 
 def common_input(candidates: list[Candidate], size: int) -> Shape:
@@ -131,14 +90,10 @@ def check_outputs(candidates: list[Candidate], outputs: dict[str, tuple[int, ...
 def _with(model_spec: str, option: str, value: int) -> str:
     """The spec of the same model with another value of an option, as advice; '' where only its owner can build it."""
     name, _, rest = model_spec.partition(":")
-    if not _is_name(name):
+    if not is_name(name):
         return ""
     others = [pair for pair in rest.split(",") if pair and not pair.startswith(f"{option}=")]
     return f", for instance {name}:{','.join([*others, f'{option}={value}'])}"
-
-
-def _is_name(name: str) -> bool:
-    return name in ENTRIES or timm.is_model(name)
 
 
 def _by(shape: Shape) -> str:

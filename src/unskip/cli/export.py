@@ -42,11 +42,9 @@ def export(
     more than the limit, and nothing was written.
     """
     with Importing():
-        from unskip.io.shipping import export_to_file, int8_of, source_of
+        from unskip.io.shipping import Source, export_to_file, int8_of
 
-    source = source_of(
-        network, weights=weights, pretrained=pretrained, input_size=input_size, seed=seed, command="export"
-    )
+    source = Source(model_spec=network, weights=weights, pretrained=pretrained, input_size=input_size, seed=seed)
     if source.note:
         print(source.note, file=sys.stderr)
     how = int8_of(int8, calibrate, inputs=calibration_images, bits=bits, limit=limit)

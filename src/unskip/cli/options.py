@@ -8,8 +8,9 @@ import typer
 Network = Annotated[
     str,
     typer.Argument(
-        help="A name of `unskip models` or of timm, timm:NAME, torchvision:NAME, package.module:function, a checkpoint "
-        "(or the folder) of a run of `unskip train`, or a file that `unskip plainify` or `unskip fold` wrote."
+        help="A name of `unskip models` or of timm, timm:NAME, torchvision:NAME, NAME:option=value, the folder of a "
+        "run of `unskip train` or its checkpoint.pt, a file that `unskip plainify` or `unskip fold` wrote, or "
+        "package.module:function, which is imported and called."
     ),
 ]
 Weights = Annotated[Path | None, typer.Option(help="A state dict for the network (.pt, .safetensors).")]

@@ -28,17 +28,17 @@ class Batch:
     words: str  # what it is, for the reader of a report
 
 
-def load_batch(subject: LoadedModel, data: str | None = None, *, size: int | None = None, seed: int = 0) -> Batch:
+def load_batch(loaded: LoadedModel, data: str | None = None, *, size: int | None = None, seed: int = 0) -> Batch:
     """A batch that the network reads, from real images where that is possible.
 
     Args:
-        subject: the network.
+        loaded: the network.
         data: 'digits', 'noise', a .npz file, or a folder: CIFAR, Fashion-MNIST, classes of images, or just images.
             Without it digits, brought to the network's size, for whatever reads images, and else noise.
         size: inputs in the batch; 64, or 16 for images above 64 px.
         seed: of which images are taken.
     """
-    shape = subject.input_size
+    shape = loaded.input_size
     if size is None:
         size = 64 if max(shape) <= 64 or len(shape) < 3 else 16
     if size < 2:
@@ -53,16 +53,16 @@ def load_batch(subject: LoadedModel, data: str | None = None, *, size: int | Non
         batch = Batch(images=torch.randn(size, *shape, generator=generator), targets=None, words="normal noise")
     elif picture is None:
         raise ValueError(
-            f"doctor: {subject.name} reads inputs of shape {_by(shape)}, which no image has. Leave out --data, and it "
+            f"doctor: {loaded.name} reads inputs of shape {_by(shape)}, which no image has. Leave out --data, and it "
             "is shown noise; or give unskip.diagnose a batch of your own."
         )
     else:
         batch = _pictures(_find(data), data, picture, size, seed)
         batch = replace(batch, images=batch.images.reshape(size, *shape))
-    if subject.guessed:
+    if loaded.guessed:
         batch = replace(batch, words=f"{batch.words} (a size that was guessed)")
-    batch = replace(batch, images=batch.images.to(_precision(subject.network)))
-    outputs = _try_out(subject, batch.images)
+    batch = replace(batch, images=batch.images.to(_precision(loaded.model)))
+    outputs = _try_out(loaded, batch.images)
     if batch.targets is not None and (outputs is None or int(batch.targets.max()) >= outputs):
         return replace(batch, targets=None, words=f"{batch.words}, with random classes")
     return batch
@@ -161,20 +161,20 @@ def _fit(image: Tensor, size: Shape) -> Tensor:
     return F.interpolate(image[None], size=list(size), mode="bilinear", antialias=True)[0]
 
 
-def _try_out(subject: LoadedModel, images: Tensor) -> int | None:
+def _try_out(loaded: LoadedModel, images: Tensor) -> int | None:
     """The number of classes that the network tells apart, None if its output is something else.
 
     Refuses a network that does not take the batch.
     """
-    network = subject.network
+    model = loaded.model
     try:
         # Eagerly, since compiling takes a minute and only a shape is wanted.
-        with preserved(network), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            output = network.eval()(images[:2])
+        with preserved(model), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            output = model.eval()(images[:2])
     except Exception as error:  # any network may fail in its own way
-        how = "That shape is a guess; say" if subject.guessed else "Say"
+        how = "That shape is a guess; say" if loaded.guessed else "Say"
         raise ValueError(
-            f"doctor: {subject.name} can't read a batch of shape {_by(tuple(images[:2].shape))}: {reason(error)}. "
+            f"doctor: {loaded.name} can't read a batch of shape {_by(tuple(images[:2].shape))}: {reason(error)}. "
             f"{how} the shape of one input with --input-size, for instance 3x32x32."
         ) from error
     return output.shape[1] if isinstance(output, Tensor) and output.dim() == 2 else None

@@ -6,7 +6,7 @@ from pathlib import Path
 from unskip._core import files
 from unskip.doctor.batches import load_batch
 from unskip.doctor.report import Report, diagnose
-from unskip.io.load import load_network, parse_shape
+from unskip.io.load import load_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,28 +19,25 @@ class InputSpec:
     seed: int = 0  # of weights, of the images taken, and of what measuring draws
     measures: tuple[str, ...] = ()  # names of measures beside those of the verdict; () for all
 
-    def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise ValueError(f"doctor: --seed {self.seed} must not be negative.")
-
 
 def examine(
-    word: str, showing: InputSpec, *, method: str = "", weights: Path | None = None, pretrained: bool = False
+    model_spec: str, showing: InputSpec, *, method: str = "", weights: Path | None = None, pretrained: bool = False
 ) -> Report:
     """The report of a network that is given in words, as `unskip doctor` takes them."""
-    seed = showing.seed
-    shape = None if showing.input_size is None else parse_shape(showing.input_size, command="doctor")
-    subject = load_network(word, method=method, weights=weights, pretrained=pretrained, input_size=shape, seed=seed)
-    batch = load_batch(subject, showing.data, size=showing.batch_size, seed=seed)
+    loaded = load_model(
+        model_spec, method=method, weights=weights, pretrained=pretrained, input_size=showing.input_size,
+        seed=showing.seed,
+    )  # fmt: skip
+    batch = load_batch(loaded, showing.data, size=showing.batch_size, seed=showing.seed)
     return diagnose(
-        subject.network,
+        loaded.model,
         batch.images,
         batch.targets,
-        name=subject.name,
+        name=loaded.name,
         data=batch.words,
-        trained=subject.trained,
+        trained=loaded.trained,
         measures=showing.measures or None,
-        seed=seed,
+        seed=showing.seed,
     )
 
 

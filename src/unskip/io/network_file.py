@@ -1,138 +1,208 @@
-"""Network files: weights, and the steps by which the network around them is built again.
+"""Network files: a `.safetensors` file that holds a network, its weights and its description, and no code.
 
-A `.safetensors` file whose metadata say, as JSON under 'unskip', where the network comes from (a name, or the recipe of
-a run), what was done to it (plainify, fold), what it reads, and what it answers to a fixed input. Reading one repeats
-the steps on fresh weights, puts the stored ones in, and compares the answer. There is no code in the file.
+Its metadata hold, as JSON under 'unskip', the number of the format, the network (a graph of registered layers and
+functions, see `unskip.io.graph`, or the name and options of a registered network), what it reads, and its output for a
+fixed input. Reading a file compares the output of the network that it builds with that.
 """
 
 import copy
+import dataclasses
 import json
 import math
-import warnings
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+import torchvision
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as save_safetensors
 from torch import Tensor, nn
 
+from unskip._core.errors import reason
 from unskip._core.files import check_free, write_atomically
+from unskip._core.text import nearest
 from unskip._core.version import __version__
-from unskip.methods import method_options
-from unskip.models.weights import Weights
-from unskip.ship.fold import fold
-from unskip.surgery import plainify
+from unskip.io.graph import Inexpressible, build, describe
+from unskip.methods import resolve_method
+from unskip.methods.registry import method_name
+from unskip.models import create_model
+from unskip.models.build import NetworkConfig, check_harmless
+from unskip.surgery.plainify import Surgery
 
-FORMAT = "unskip-network-1"
+FORMAT = 2  # a later version reads this one too; 1 was that of 0.1.0.dev0
 KEY = "unskip"
-SAME = 1e-6  # relative, of answers in float64 by weights that are the same
-ANSWERS = 64  # numbers of the answer that the file holds
-
-Step = dict[str, Any]  # {"plainify": method, "options": {...}, "strict": bool} or {"fold": form}
+SAME = 1e-6  # relative, of outputs in float64 of the same weights
+OUTPUTS = 64  # numbers of the output that the file holds
+MAX_INPUT = 2**26  # numbers of one input
+WEIGHTS_ALONE = "To use weights, name their network and give the file as weights (--weights FILE)."
+# What a description that was not written by `save` may lead to.
+MALFORMED = (
+    *(KeyError, TypeError, ValueError, AttributeError, IndexError, AssertionError, NotImplementedError),
+    *(RuntimeError, RecursionError, MemoryError, OverflowError, ZeroDivisionError),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What a network file says beside its weights."""
+    """What a network file says beside its tensors."""
 
-    name: str
-    origin: dict[str, Any]  # {"word": ..., "seed": ...} or {"recipe": ..., "classes": ..., "channels": ...}
-    steps: tuple[Step, ...]
-    input_size: tuple[int, ...]
-    answer: tuple[float, ...] = ()  # the first numbers of the output for `_question`
+    network: dict[str, Any]  # {"graph": ...}, or {"model": name, "options": {...}} of a registered network
+    input_size: tuple[int, ...]  # of one input, without the batch
+    name: str = ""
+    trained: bool = True
+    folded: str = ""  # the form, where `fold` has made it
+    data: dict[str, Any] = field(default_factory=dict)  # the [data] table of the recipe that it was trained with
+    surgery: dict[str, Any] = field(default_factory=dict)  # what `plainify` did
     proof: str = ""  # what was verified, for the reader
+    output: tuple[float, ...] = ()  # the first numbers of the output for a fixed input
 
 
-def read_header(path: Path, *, command: str) -> Header | Weights | None:
-    """The header of a network file, or what a file of the package's weights says; None for safetensors of others."""
+def read_header(path: Path, *, command: str) -> Header | None:
+    """The header of a network file or of the package's weights; None for weights alone."""
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(KEY)
     except (OSError, SafetensorError) as error:
         raise ValueError(
-            f"{command}: {path} can't be read as safetensors: {error}. It is damaged, or something else by that name. "
-            "To look at other weights name their network, and give the file with --weights."
+            f"{command}: {path} can't be read as safetensors: {error}. It is damaged, or another kind of file. "
+            f"{WEIGHTS_ALONE}"
         ) from error
     if text is None:
         return None
     try:
         values = json.loads(text)
-        if "format" not in values:
-            return Weights.parse(values)
-        if values.pop("format") != FORMAT:
-            raise KeyError("format")
-        del values["version"]
-        values |= {"steps": tuple(values["steps"]), "input_size": tuple(map(int, values["input_size"]))}
-        return Header(**{**values, "answer": tuple(map(float, values["answer"]))})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if "format" not in values:  # weights of the package (unskip.models.weights)
+            return Header(network={"model": values["network"]}, input_size=(), name=values["network"])
+        if values["format"] == FORMAT:
+            del values["format"], values["version"]
+            header = Header(**{**values, "input_size": tuple(values["input_size"]), "output": tuple(values["output"])})
+            check_size(header.input_size)
+            return header
+    except MALFORMED as error:
+        raise _unusable(command, path, error) from error
+    if values["format"] == "unskip-network-1":
         raise ValueError(
-            f"{command}: {path} says that it is a network of unskip, but its description can't be understood: "
-            f"{type(error).__name__}: {error}. It may come from a newer version."
-        ) from error
-
-
-def take_step(network: nn.Module, step: Step, example: Tensor) -> nn.Module:
-    """Does to a network what was done to the one in a file."""
-    if "plainify" in step:
-        options = dict(step["options"])
-        if "limit" in method_options(step["plainify"]):
-            options["limit"] = math.inf  # whoever wrote the file has agreed to its size
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # fresh weights are discarded, and the right ones come from the file
-            return plainify(network, step["plainify"], strict=step.get("strict", True), **options)
-    return fold(network, step["fold"], example=example)
-
-
-def read_weights(network: nn.Module, header: Header, path: Path, *, command: str) -> nn.Module:
-    """The network with the file's weights, if it answers as the one that was written."""
-    weights = load_file(path)
-    network.eval()  # as whatever is written
-    for step in header.steps:
-        network = take_step(network, step, torch.randn(2, *header.input_size, generator=_generator()))
-    dtypes = {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()}
-    network = network.to(next(iter(dtypes), torch.float32))
-    try:
-        network.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:400]
-        raise ValueError(f"{command}: the weights in {path} don't fit what it says they are of: {reason}") from error
-    found, wanted = torch.tensor(_answer(network, header.input_size)), torch.tensor(header.answer)
-    if found.shape != wanted.shape or not (found - wanted).abs().max() <= SAME * wanted.abs().max():
-        raise ValueError(
-            f"{command}: the network that was built again from {path} answers otherwise than the one that was written, "
-            "so it is not the same function. It was written by another version of unskip, timm or torchvision."
+            f"{command}: {path} was written by unskip 0.1.0.dev0, whose network files are not read any more. Write it "
+            "again with `unskip plainify` or `unskip fold`."
         )
-    return network
+    raise ValueError(
+        f"{command}: {path} has format {values['format']!r:.40}, and this version of unskip ({__version__}) reads "
+        f"format {FORMAT}. A newer version may read it."
+    )
 
 
-def write(
-    path: Path, network: nn.Module, header: Header, read: Callable[[Path], Any], *, force: bool, command: str
+def check_size(size: tuple[int, ...]) -> None:
+    """Refuses what is no shape of one input, or larger than anything that is shown to a network."""
+    if not all(type(side) is int and side >= 1 for side in size) or not size or math.prod(size) > MAX_INPUT:
+        raise ValueError(f"input_size={size!r:.80} is no shape of an input")
+
+
+def read_network(path: Path, header: Header, *, command: str) -> nn.Module:
+    """The network of a file, in eval mode, if its output is that of the network that was written."""
+    try:
+        tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}  # aligned, and not of the file
+        if "graph" in header.network:
+            model: nn.Module = build(header.network["graph"], tensors)
+            model.pretrained_cfg = {"input_size": header.input_size}  # type: ignore[assignment]
+        else:
+            model = build_registered(header.network["model"], header.network.get("options", {}), from_file=True)
+            model.load_state_dict(tensors)
+        if header.output:
+            model = model.to(next((t.dtype for t in tensors.values() if t.is_floating_point()), torch.float32)).eval()
+            found, wanted = torch.tensor(_output(model, header.input_size)), torch.tensor(header.output)
+            if found.shape != wanted.shape or not (found - wanted).abs().max() <= SAME * wanted.abs().max():
+                raise ValueError("the network computes another function than the one that was written")
+    except MALFORMED as error:
+        raise _unusable(command, path, error) from error
+    if header.surgery:
+        model.surgery = _surgery(header.surgery)  # type: ignore[assignment]
+    return model
+
+
+def _unusable(command: str, path: Path, error: BaseException) -> ValueError:
+    words = "it is nested too deeply" if isinstance(error, RecursionError) else f"{reason(error):.400}"
+    if isinstance(error, KeyError):
+        words = f"there is no {words}"
+    return ValueError(
+        f"{command}: the network in {path} can't be opened: {words}. The file is damaged, was made by another program, "
+        "or needs other versions of unskip, timm or torchvision."
+    )
+
+
+def build_registered(
+    name: str, options: dict[str, Any], *, pretrained: bool = False, from_file: bool = False
+) -> nn.Module:
+    """A network of `unskip models` or timm by name, or `torchvision:NAME`.
+
+    Args:
+        name: the name.
+        options: keyword arguments of its builder.
+        pretrained: loads its trained weights.
+        from_file: whether name and options come from a file, which may ask for no other file.
+    """
+    if from_file:
+        check_harmless(NetworkConfig(model=name, options=options))
+    package, colon, rest = name.partition(":")
+    if not colon:
+        return create_model(name, pretrained=pretrained, **options)
+    known = torchvision.models.list_models()
+    if package != "torchvision" or rest not in known:
+        raise ValueError(f"torchvision has no network {rest!r}.{nearest(rest, known)}")
+    return torchvision.models.get_model(rest, **{"weights": None, **options})
+
+
+def save(
+    path: str | Path,
+    model: nn.Module,
+    header: Header | None = None,
+    *,
+    input_size: tuple[int, ...] = (),
+    force: bool = False,
+    command: str = "save",
 ) -> int:
     """Writes a network file, reads it back, and gives it its name. Returns its bytes.
 
     Args:
         path: where it goes, `.safetensors`.
-        network: in eval mode.
-        header: without an answer.
-        read: reads the file as a user would; what it can't build again is refused.
+        model: the network. `unskip.load` gives it back in eval mode.
+        header: what the file says; only `input_size` is needed.
+        input_size: of one input, without the batch, instead of a header.
         force: whether a file that is there may be replaced.
         command: who asks, for messages.
     """
+    path = Path(path)
     check_path(path, force=force, command=command)
+    header = header or Header(network={}, input_size=tuple(input_size), name=type(model).__name__)
+    check_size(header.input_size)
+    network, tensors = header.network, model.state_dict()
+    if not network:
+        try:
+            graph, tensors = describe(model)
+        except Inexpressible as error:
+            raise ValueError(
+                f"{command}: {header.name} can't be written as a network file: {error}. A layer class is registered "
+                "with unskip.io.register_layer. Any network can be written as .onnx or .pt2 by `unskip export`."
+            ) from error
+        network = {"graph": graph}
+    surgery = getattr(model, "surgery", None)
+    header = dataclasses.replace(
+        header,
+        network=network,
+        output=_output(model, header.input_size),
+        surgery=_described(surgery) if surgery else {},
+    )
     about = {"format": FORMAT, "version": __version__, **asdict(header)}
-    about["answer"] = _answer(network, header.input_size)
-    # Tied weights are stored once for each name, so any loader finds them all.
-    state = {key: value.detach().to("cpu").clone().contiguous() for key, value in network.state_dict().items()}
+    state = {key: value.detach().to("cpu").clone().contiguous() for key, value in tensors.items()}
     data = save_safetensors(state, metadata={"format": "pt", KEY: json.dumps(about)})
 
     def write_and_read(file: BinaryIO) -> None:
         file.write(data)
         file.flush()
-        read(Path(file.name))
+        written = read_header(Path(file.name), command=command)
+        assert written is not None
+        read_network(Path(file.name), written, command=command)
 
     write_atomically(path, write_and_read, command=command)
     return len(data)
@@ -148,13 +218,27 @@ def check_path(path: Path, *, force: bool, command: str) -> None:
     check_free(path, command=command, argument="--out", force=force, overwrite="--force")
 
 
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
+def _described(surgery: Surgery) -> dict[str, Any]:
+    return {
+        "method": method_name(surgery.method),
+        "options": asdict(surgery.method),  # type: ignore[call-overload]
+        **{name: getattr(surgery, name) for name in ("replaced", "left", "kept")},
+    }
+
+
+def _surgery(said: dict[str, Any]) -> Surgery | None:
+    """What was done to the network, None where the method is not known here."""
+    try:
+        method = resolve_method(said["method"], dict(said["options"]))
+        replaced, left = (tuple(map(str, said[name])) for name in ("replaced", "left"))
+        return Surgery(method=method, replaced=replaced, left=left, kept=dict(said["kept"]))
+    except MALFORMED:
+        return None
 
 
 @torch.no_grad()
-def _answer(network: nn.Module, input_size: tuple[int, ...]) -> tuple[float, ...]:
-    """In float64, where all machines agree."""
-    question = torch.randn(2, *input_size, generator=_generator()).double()
-    output = copy.deepcopy(network).to("cpu").double().eval()(question)
-    return tuple(output.flatten()[:ANSWERS].tolist())
+def _output(model: nn.Module, input_size: tuple[int, ...]) -> tuple[float, ...]:
+    """The first numbers of the output for a fixed input, in float64, where all machines agree."""
+    x = torch.randn(2, *input_size, generator=torch.Generator().manual_seed(0)).double()
+    output: Tensor = copy.deepcopy(model).to("cpu").double().eval()(x)
+    return tuple(output.flatten()[:OUTPUTS].tolist())

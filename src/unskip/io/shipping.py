@@ -1,11 +1,11 @@
-"""What `unskip plainify`, `unskip fold` and `unskip export` do: a network from a word, a file, and its proof."""
+"""What `unskip plainify`, `unskip fold` and `unskip export` do: a network in, a file and its proof out."""
 
 import math
 import os
 import tomllib
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,7 +18,7 @@ from unskip.data.config import DataConfig
 from unskip.data.feed import DeviceFeed, Feed, WorkerFeed
 from unskip.data.sets import DataSet, Split, find_kind, load
 from unskip.io import network_file as netfile
-from unskip.io.load import LoadedModel, Shape, load_network, note_on_weights, parse_shape, save_network
+from unskip.io.load import LoadedModel, Shape, load_model, note_on_weights
 from unskip.methods import resolve_method
 from unskip.ship import Exported, Quantized, convert, export, fold, quantize
 from unskip.ship.export import OPSET
@@ -33,47 +33,46 @@ CALIBRATION = 512  # training images
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The network that a command is given."""
+    """The network that a command is given, as `unskip.io.load.load_model` takes it."""
 
-    word: str  # as `unskip doctor` takes it, or a file that `unskip plainify` or `unskip fold` wrote
+    model_spec: str
     weights: Path | None = None  # a state dict for it
     pretrained: bool = False  # whether a name is to have its trained weights
-    input_size: Shape | None = None  # of one input
+    input_size: Shape | str | None = None  # of one input
     seed: int = 0  # of fresh weights
 
     def load(self, command: str) -> LoadedModel:
         """The network in eval mode. What it reads must be known, since files are made for it."""
-        subject = load_network(
-            self.word, weights=self.weights, pretrained=self.pretrained, input_size=self.input_size, seed=self.seed,
-            tested=True, command=command,
+        loaded = load_model(
+            self.model_spec, weights=self.weights, pretrained=self.pretrained, input_size=self.input_size,
+            seed=self.seed, command=command,
         )  # fmt: skip
-        if subject.guessed:
+        if loaded.guessed:
             raise ValueError(
-                f"{command}: nothing says which size of input {subject.name} is for; say the shape of one with "
-                f"--input-size, for instance {'x'.join(map(str, subject.input_size))}."
+                f"{command}: nothing says which size of input {loaded.name} is for; say the shape of one with "
+                f"--input-size, for instance {'x'.join(map(str, loaded.input_size))}."
             )
-        subject.network.eval()
-        return subject
+        loaded.model.eval()
+        return loaded
 
     @property
     def note(self) -> str:
         """What to tell the user about its weights; '' where there is nothing to tell."""
-        return note_on_weights(self.word, weights=self.weights, pretrained=self.pretrained, seed=self.seed)
+        return note_on_weights(self.model_spec, weights=self.weights, pretrained=self.pretrained, seed=self.seed)
 
 
-def source_of(
-    word: str, *, weights: Path | None, pretrained: bool, input_size: str | None, seed: int, command: str
-) -> Source:
-    """From the words of a command line."""
-    if seed < 0:
-        raise ValueError(f"{command}: --seed {seed} must not be negative.")
-    shape = None if input_size is None else parse_shape(input_size, command=command)
-    return Source(word=word, weights=weights, pretrained=pretrained, input_size=shape, seed=seed)
-
-
-def example_for(subject: LoadedModel) -> Tensor:
+def example_for(loaded: LoadedModel) -> Tensor:
     """Two random inputs."""
-    return torch.randn(2, *subject.input_size, generator=torch.Generator().manual_seed(1))
+    return torch.randn(2, *loaded.input_size, generator=torch.Generator().manual_seed(1))
+
+
+def write_network(out: Path, loaded: LoadedModel, *, proof: str, force: bool, command: str) -> int:
+    """Writes a network file, which can be given wherever a network is asked for. Returns its bytes."""
+    header = netfile.Header(
+        network=loaded.registered, name=loaded.name, input_size=loaded.input_size, trained=loaded.trained,
+        folded=loaded.folded, data=loaded.data, proof=proof,
+    )  # fmt: skip
+    return netfile.save(out, loaded.model, header, force=force, command=command)
 
 
 def parse_options(text: str, *, command: str) -> dict[str, Any]:
@@ -123,15 +122,15 @@ def plainify_to_file(
     if limit is not None:
         options["limit"] = limit
     how = resolve_method(method, options)
-    subject = source.load("plainify")
-    example = example_for(subject)
+    loaded = source.load("plainify")
+    example = example_for(loaded)
     try:
-        price = cost(subject.network, how, example=example, strict=strict)
+        price = cost(loaded.model, how, example=example, strict=strict)
     except UnsupportedBlockError as stuck:
         raise ValueError(f"{stuck.reason} --no-strict leaves such blocks as they are.") from stuck
     if len(price.left) == price.blocks:
         raise ValueError(
-            f"plainify: method {method!r} can make no block of {subject.name} skip-free; --strict says why."
+            f"plainify: method {method!r} can make no block of {loaded.name} skip-free; --strict says why."
         )
     if out is None or dry_run:
         return str(price)
@@ -141,19 +140,18 @@ def plainify_to_file(
         price.check(getattr(how, "limit", math.inf), "plainify", hint)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of blocks that are left, which the price names
-            network = convert(subject.network, how, example=example, strict=strict)
+            network = convert(loaded.model, how, example=example, strict=strict)
         proof = str(network.conversion.check)  # type: ignore[union-attr]
     else:
         with warnings.catch_warnings(), seeded(source.seed, 1):
             warnings.simplefilter("ignore")  # the next line says it
-            network = plainify(subject.network, how, strict=strict).eval()
+            network = plainify(loaded.model, how, strict=strict).eval()
         proof = f"Method {method!r} is for training from scratch: the blocks are new, and the function is another one."
-    chosen = {name: value for name, value in asdict(how).items() if name != "limit"}  # type: ignore[call-overload]
-    step = {"plainify": method, "options": chosen, "strict": strict}
     skips = f" ({len(price.left)} of {price.blocks} blocks keep their skips)" if price.left else ""
-    name = f"{subject.name}, {method}{skips}"
-    subject = replace(subject, name=name, network=network, steps=(*subject.steps, step))
-    written = save_network(out, subject, proof=proof, force=force, command="plainify")
+    name = f"{loaded.name}, {method}{skips}"
+    trained = loaded.trained and how.keeps_weights
+    loaded = replace(loaded, name=name, model=network, trained=trained, folded="", registered={})
+    written = write_network(out, loaded, proof=proof, force=force, command="plainify")
     return f"{price}\n\n{proof}\n\n{out}: {name}, {price.after.parameters:,} parameters, {written:,} bytes."
 
 
@@ -164,19 +162,17 @@ def fold_to_file(source: Source, out: Path, *, form: Form = "dense", force: bool
     """Folds a network into a file. Returns what to print."""
     netfile.check_path(out, force=force, command="fold")
     given = source.load("fold")
-    subject = _folded(given, form)
-    before, after = (size(on_meta(s.network), s.input_size) for s in (given, subject))
+    loaded = _folded(given, form)
+    before, after = (size(on_meta(s.model), s.input_size) for s in (given, loaded))
     price = Cost(before=before, after=after, shape=given.input_size)
-    check = subject.network.folding.check  # type: ignore[union-attr]
-    written = save_network(out, subject, proof=str(check), force=force, command="fold")
-    return f"{price}\n\n{check}\n\n{out}: {subject.name}, {after.parameters:,} parameters, {written:,} bytes."
+    check = loaded.model.folding.check  # type: ignore[union-attr]
+    written = write_network(out, loaded, proof=str(check), force=force, command="fold")
+    return f"{price}\n\n{check}\n\n{out}: {loaded.name}, {after.parameters:,} parameters, {written:,} bytes."
 
 
-def _folded(subject: LoadedModel, form: Form) -> LoadedModel:
-    network = fold(subject.network, form, example=example_for(subject))
-    return replace(
-        subject, name=f"{subject.name}, folded ({form})", network=network, steps=(*subject.steps, {"fold": form})
-    )
+def _folded(loaded: LoadedModel, form: Form) -> LoadedModel:
+    folded = fold(loaded.model, form, example=example_for(loaded))
+    return replace(loaded, name=f"{loaded.name}, folded ({form})", model=folded, folded=form, registered={})
 
 
 # ---------------------------------------------------------------- export
@@ -227,74 +223,74 @@ def export_to_file(
         raise ValueError(f"export: --fold {form!r} must be {', '.join(get_args(FoldFirst))}.")
     opset = OPSET if opset is None else opset
     check_free(out, command="export", argument="--out", force=force, overwrite="--force")
-    subject = given = source.load("export")
+    loaded = given = source.load("export")
     words = given.name
     if form in get_args(Form):
-        subject = _folded(given, form)  # type: ignore[arg-type]
-    elif form == "auto" and not any("fold" in step for step in subject.steps):
+        loaded = _folded(given, form)  # type: ignore[arg-type]
+    elif form == "auto" and not loaded.folded:
         try:
-            subject = _folded(given, "dense")
+            loaded = _folded(given, "dense")
         except Refusal as reason:
             words = f"{given.name}, as it is ({reason})"
-    if subject is not given:
-        before, after = (sum(p.numel() for p in s.network.parameters()) for s in (given, subject))
-        words = f"{subject.name}: {before:,} parameters before, {after:,} now"
+    if loaded is not given:
+        before, after = (sum(p.numel() for p in s.model.parameters()) for s in (given, loaded))
+        words = f"{loaded.name}: {before:,} parameters before, {after:,} now"
     if int8 is None:
-        return words, export(subject.network, out, example=example_for(subject), opset=opset, force=force)
-    calibrate, test, metadata = _prepared(subject, int8)
+        return words, export(loaded.model, out, example=example_for(loaded), opset=opset, force=force)
+    calibrate, test, metadata = _prepared(loaded, int8)
     quantized = quantize(
-        subject.network, out, calibrate=calibrate, test=test, bits=int8.bits, limit=int8.limit, opset=opset,
+        loaded.model, out, calibrate=calibrate, test=test, bits=int8.bits, limit=int8.limit, opset=opset,
         metadata=metadata, force=force,
     )  # fmt: skip
     return words, quantized
 
 
-def _prepared(subject: LoadedModel, int8: Int8) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]], dict[str, str]]:
+def _prepared(loaded: LoadedModel, int8: Int8) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]], dict[str, str]]:
     """Training images to calibrate on, test images with their classes, and how both were normalised."""
     if int8.inputs < 1:
         raise ValueError(f"export: --calibration-images {int8.inputs} must be at least 1.")
-    data, feed = _feed(subject, int8.data)
+    data, feed = _feed(loaded, int8.data)
     order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(0))[: int8.inputs]
     images = torch.cat([x for x, _ in _real(feed, data.train.take(order))])
-    outputs = subject.network(images[:1]).shape[-1]
+    outputs = loaded.model(images[:1]).shape[-1]
     if data.classes > outputs:
-        raise ValueError(f"export: {int8.data!r} has {data.classes} classes, and {subject.name} knows {outputs}.")
+        raise ValueError(f"export: {int8.data!r} has {data.classes} classes, and {loaded.name} knows {outputs}.")
     metadata = {name: ", ".join(f"{v:.6g}" for v in getattr(data, name)) for name in ("mean", "std")}
     return images, _real(feed, data.test), metadata
 
 
-def _feed(subject: LoadedModel, word: str) -> tuple[DataSet, Feed]:
+def _feed(loaded: LoadedModel, data_spec: str) -> tuple[DataSet, Feed]:
     """A data set as the network's run has read it or, for a network by name, brought to its size."""
-    root = None if word == "digits" else Path(word).expanduser()
+    root = None if data_spec == "digits" else Path(data_spec).expanduser()
     if root is not None and not root.exists():
-        raise ValueError(f"export: --calibrate {word!r} is not 'digits', and there is no such file or folder.")
-    if "recipe" in subject.origin:
-        config = DataConfig.from_tables(subject.origin["recipe"], "data", f"export: the recipe of {subject.name}")
+        raise ValueError(f"export: --calibrate {data_spec!r} is not 'digits', and there is no such file or folder.")
+    if loaded.data:
+        config = DataConfig.from_tables({"data": loaded.data}, "data", f"export: the recipe of {loaded.name}")
         if (root is None) != (config.dataset == "digits"):
             right = "digits" if root is not None else "the file or folder with them"
             raise ValueError(
-                f"export: {subject.name} was trained on {config.dataset}, and is calibrated on images of the same "
-                f"set, prepared as they were: give --calibrate {right} instead of {word!r}. From Python, "
+                f"export: {loaded.name} was trained on {config.dataset}, and is calibrated on images of the same "
+                f"set, prepared as they were: give --calibrate {right} instead of {data_spec!r}. From Python, "
                 "unskip.ship.quantize takes any tensor."
             )
     else:
         kind = "digits" if root is None else find_kind(root)
         if kind is None:
             raise ValueError(
-                f"export: --calibrate {word!r} is no data set that `unskip train` reads: an .npz file, CIFAR, "
+                f"export: --calibrate {data_spec!r} is no data set that `unskip train` reads: an .npz file, CIFAR, "
                 "Fashion-MNIST, or a folder with train/<class> and val/<class>."
             )
         config = DataConfig(dataset=kind, val_fraction=0.0)
-    side = subject.input_size[-1]
+    side = loaded.input_size[-1]
     config = replace(
         config, image_size=side, check_files=False, mixup=0.0, cutmix=0.0,
         workers=min(config.workers, os.cpu_count() or 1),  # that run may have had more cores; PyTorch would warn
     )  # fmt: skip
     data = load(config, root, option="--calibrate")
-    if (data.channels, data.image_size, data.image_size) != subject.input_size:
+    if (data.channels, data.image_size, data.image_size) != loaded.input_size:
         raise ValueError(
-            f"export: {subject.name} reads inputs of shape {subject.input_size}, and the images of --calibrate "
-            f"{word!r} have {data.channels} channels; from Python, unskip.ship.quantize takes any tensor."
+            f"export: {loaded.name} reads inputs of shape {loaded.input_size}, and the images of --calibrate "
+            f"{data_spec!r} have {data.channels} channels; from Python, unskip.ship.quantize takes any tensor."
         )
     # Of a folder of files only those are read that are asked for.
     reads = DeviceFeed if data.in_memory else WorkerFeed
