@@ -13,6 +13,7 @@ exists, so that nothing but u is kept for the backward pass, which has one opera
 The statistics of the batch are differentiated by autograd, as s and t depend on them.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
@@ -261,3 +262,9 @@ class JoinedSequential(nn.Sequential):
         """What the first few of the layers make of x, and how many they were."""
         found = joined(layers, x)
         return (layers[0](x), 1) if found is None else found
+
+    def to_ordinary(self) -> nn.Sequential:
+        return nn.Sequential(OrderedDict(self._modules))
+
+    def to_fast(self) -> "JoinedSequential":
+        return self

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unskip._core.layers import ordinary
 from unskip._core.modules import has_hooks, square
 from unskip.kernels.dispatch import HALF, differentiates_backwards, has_kernels_for, may_fuse_layers
 
@@ -158,8 +159,11 @@ class StemConv2d(nn.Conv2d):
             return space_to_depth_conv(input, weight, bias)
         return super()._conv_forward(input, weight, bias)
 
+    def to_ordinary(self) -> nn.Conv2d:
+        return conv_as(nn.Conv2d, self)
 
-LAYERS = (nn.Conv2d, nn.Linear, StemConv2d)  # classes whose weight is all that they compute with
+    def to_fast(self) -> "StemConv2d":
+        return self
 
 
 class StemPool(nn.MaxPool2d):
@@ -177,6 +181,12 @@ class StemPool(nn.MaxPool2d):
         ):
             return max_pool(x)[0]
         return super().forward(x)
+
+    def to_ordinary(self) -> nn.MaxPool2d:
+        return pool_as(nn.MaxPool2d, self)
+
+    def to_fast(self) -> "StemPool":
+        return self
 
 
 class PooledStem(nn.Sequential):
@@ -197,6 +207,17 @@ class PooledStem(nn.Sequential):
         u = pool(conv._conv_forward(x, conv.weight, None))
         return F.relu_(u + conv.bias.to(u.dtype).view(-1, 1, 1))
 
+    def to_ordinary(self) -> nn.Sequential:
+        return nn.Sequential(*map(ordinary, self))
+
+    def to_fast(self) -> "PooledStem":
+        return self
+
+
+def is_folded_stem(conv: nn.Module, act: nn.Module, pool: nn.Module) -> bool:
+    """Whether these layers, one after another, can be a PooledStem."""
+    return type(conv) is StemConv2d and conv.bias is not None and type(act) is nn.ReLU and type(pool) is StemPool
+
 
 def use_fast_stem(network: nn.Module) -> bool:
     """Puts these modules in the place of the network's first convolution and first pooling where they suit.
@@ -215,13 +236,6 @@ def use_fast_stem(network: nn.Module) -> bool:
                 network.set_submodule(path, pool_as(StemPool, pool))
             break
     return True
-
-
-def ordinary(module: nn.Module) -> nn.Module:
-    """A module of the stem as the ordinary one that it is; any other as it is."""
-    if isinstance(module, StemConv2d):
-        return conv_as(nn.Conv2d, module)
-    return pool_as(nn.MaxPool2d, module) if isinstance(module, StemPool) else module
 
 
 def conv_as(kind: type[nn.Conv2d], conv: nn.Conv2d) -> nn.Conv2d:

@@ -6,7 +6,7 @@ Zagoruyko and Komodakis 2017, *DiracNets: Training Very Deep Neural Networks Wit
 
     Ŵ = diag(a) I + diag(b) W_norm       a = 1, b = 0.1 at initialisation and trained, one for each output channel
 
-I is the identity of convolution, W_norm has filters of norm 1. Trained, Ŵ is one ordinary weight (`fold_dirac`).
+I is the identity of convolution, W_norm has filters of norm 1. Trained, Ŵ is one ordinary weight (`to_ordinary`).
 Where the width changes, I carries input channel o mod C_in to output channel o; at stride 2, every second pixel.
 """
 
@@ -72,6 +72,10 @@ class DiracConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         return self._conv_forward(x, self.dirac_weight(), self.bias)
 
+    @torch.no_grad()
+    def to_ordinary(self) -> Conv:
+        return replace_weight(self, self.dirac_weight(), groups=self.groups)
+
 
 class DiracLinear(nn.Linear):
     """A linear layer with the weight Ŵ: a convolution of one tap."""
@@ -89,6 +93,10 @@ class DiracLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.dirac_weight(), self.bias)
 
+    @torch.no_grad()
+    def to_ordinary(self) -> Conv:
+        return replace_weight(self, self.dirac_weight())
+
 
 def start(layer: DiracConv2d | DiracLinear, a: float, b: float) -> None:
     """Gives a layer its `a` and `b`, and a normal W, of which only the direction counts."""
@@ -98,17 +106,6 @@ def start(layer: DiracConv2d | DiracLinear, a: float, b: float) -> None:
     channels = layer.weight.shape[0]
     layer.a = nn.Parameter(layer.weight.new_full((channels,), a))
     layer.b = nn.Parameter(layer.weight.new_full((channels,), b))
-
-
-@torch.no_grad()
-def fold_dirac(layer: DiracConv2d | DiracLinear) -> Conv:
-    """The plain nn.Conv2d or nn.Linear with the weight Ŵ: the same function, without the parameterisation."""
-    if not isinstance(layer, DiracConv2d | DiracLinear):
-        raise ValueError(
-            f"fold_dirac: layer={layer} must be a DiracConv2d or a DiracLinear; `stacked` folds a network."
-        )
-    groups = layer.groups if isinstance(layer, nn.Conv2d) else 1
-    return replace_weight(layer, layer.dirac_weight(), groups=groups)
 
 
 @register_method("dirac")

@@ -1,7 +1,7 @@
 """A convolution that reads or writes some of its channels through the centre of its kernel only.
 
-PNNH with the coder `identity` carries the first C_B channels from block to block; the others live for one block. Those
-are worth fewer weights: k x k taps for what is carried, one tap for what is not (docs/results.md).
+PNNH with the coder `identity` carries the first C_B channels from block to block; the uncarried ones live for one
+block. These are worth fewer weights: k x k taps for what is carried, 1 x 1 for what is not (docs/results.md).
 """
 
 from typing import Literal
@@ -61,8 +61,7 @@ class PartialConv2d(nn.Conv2d):
         return self._conv_forward(x, self.whole_weight(), self.bias)
 
     @torch.no_grad()
-    def plain(self) -> Conv:
-        """The ordinary convolution with this weight."""
+    def to_ordinary(self) -> Conv:
         return replace_weight(self, self.whole_weight())
 
     def extra_repr(self) -> str:

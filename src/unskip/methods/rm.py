@@ -74,6 +74,23 @@ class RMBlock(nn.Sequential):
         super().__init__(parts)
         self.register_buffer("bound", None if bound is None else torch.tensor(bound, **factory(parts["conv1"])))
 
+    def to_ordinary(self) -> "RMBlock":
+        """The block with its norms absorbed: convolution, bias and activation. In eval mode the same function."""
+        parts: OrderedDict[str, nn.Module] = OrderedDict()
+        before = ""
+        for name, module in self.named_children():
+            conv = parts.get(before)
+            if isinstance(module, BesideNorm) and _absorbable(module.norm):
+                assert isinstance(conv, nn.Conv2d)
+                n = module.channels
+                weight, bias = _exact(conv.weight), None if conv.bias is None else _exact(conv.bias)[:n]
+                own, shift = _absorb(weight[:n], bias, module.norm)
+                parts[before] = _convolution(conv, torch.cat([own, weight[n:]]), shift, conv.groups)
+            else:
+                parts[name] = module
+                before = name
+        return RMBlock(parts, None if self.bound is None else self.bound.item())
+
 
 class BesideNorm(nn.Module):
     """A norm of the branch's channels; the carried ones, behind them, pass."""
@@ -91,6 +108,7 @@ class BesideNorm(nn.Module):
 class CappedReLU(nn.Module):
     """min(max(x, 0), cap) with a cap for each channel: 6 where the block has a ReLU6, none where x is carried."""
 
+    is_activation = True
     cap: Tensor
 
     def __init__(self, cap: Tensor) -> None:
@@ -509,27 +527,6 @@ def _like(tensor: Tensor) -> dict[str, Any]:
 def _exact(tensor: Tensor) -> Tensor:
     """In float64, where that exists: on the CPU, or without weights on the meta device."""
     return tensor.detach().to("meta" if tensor.is_meta else "cpu", torch.float64)
-
-
-# What may be done with a converted network
-
-
-def absorbed(block: RMBlock) -> RMBlock:
-    """The block with its norms absorbed: convolution, bias and activation. In eval mode the same function."""
-    parts: OrderedDict[str, nn.Module] = OrderedDict()
-    before = ""
-    for name, module in block.named_children():
-        conv = parts.get(before)
-        if isinstance(module, BesideNorm) and _absorbable(module.norm):
-            assert isinstance(conv, nn.Conv2d)
-            n = module.channels
-            weight, bias = _exact(conv.weight), None if conv.bias is None else _exact(conv.bias)[:n]
-            own, shift = _absorb(weight[:n], bias, module.norm)
-            parts[before] = _convolution(conv, torch.cat([own, weight[n:]]), shift, conv.groups)
-        else:
-            parts[name] = module
-            before = name
-    return RMBlock(parts, None if block.bound is None else block.bound.item())
 
 
 @torch.no_grad()

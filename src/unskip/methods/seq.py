@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip.coders import CoderBank, is_replica
+from unskip.coders import CoderBank
 from unskip.methods.inits import Init, pair_weights, tall_weight
 from unskip.methods.pnnh import norm_like
 from unskip.methods.registry import check_options, register_method
@@ -51,14 +51,15 @@ class TiedConv(nn.Module):
         return weight.transpose(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight.to(x.device) if is_replica(self) else self.weight
+        # A replica of nn.DataParallel has tensors of its own, but the partner of the first device.
+        weight = self.weight.to(x.device) if getattr(self, "_is_replica", False) else self.weight
         if isinstance(self._partner[0], nn.Conv2d):
             return F.conv2d(x, weight, self.bias)
         return F.linear(x, weight, self.bias)
 
     @torch.no_grad()
-    def untied(self) -> Conv:
-        """The plain layer with this weight as its own."""
+    def to_ordinary(self) -> Conv:
+        """The ordinary layer with this weight as its own."""
         weight, bias = self.weight, self.bias
         make = {"bias": bias is not None, **factory(self._partner[0])}
         layer: Conv
