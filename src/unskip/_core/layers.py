@@ -5,9 +5,9 @@ ordinary one, so that a layer of another package folds too.
 """
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from torch import nn
+from torch import Tensor, nn
 
 
 @runtime_checkable
@@ -39,9 +39,35 @@ def fast_form(layer: nn.Module) -> nn.Module | None:
     return None if fast is None else fast.train(layer.training)
 
 
+class Fast:
+    """A special layer that is itself what `fold(model, "fast")` keeps."""
+
+    def to_fast(self) -> Any:
+        return self
+
+
 def has_ordinary_weight(layer: nn.Module) -> bool:
     """Whether a layer computes as nn.Conv2d or nn.Linear does with its own weight, so that this can be rewritten."""
     if not isinstance(layer, nn.Conv2d | nn.Linear):
         return False
     known = ordinary(layer)
     return type(known) in (nn.Conv2d, nn.Linear) and known.weight is layer.weight
+
+
+def layer_with(weight: Tensor, bias: Tensor | None = None, **settings: Any) -> nn.Conv2d | nn.Linear:
+    """An ordinary layer with this weight and bias: linear for a matrix, else a convolution with these settings."""
+    outputs, inputs, *kernel = weight.shape
+    new: nn.Conv2d | nn.Linear
+    if kernel:
+        inputs *= settings.get("groups", 1)
+        new = nn.Conv2d(inputs, outputs, tuple(kernel), bias=bias is not None, device="meta", **settings)  # type: ignore[arg-type]
+    else:
+        new = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+    new.weight = nn.Parameter(weight.detach().clone().contiguous())
+    new.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+    return new
+
+
+def conv_settings(conv: nn.Conv2d) -> dict[str, Any]:
+    """How a convolution moves over its input, as arguments for another."""
+    return {"stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation}

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip._core.layers import fast_form
+from unskip._core.layers import fast_form, layer_with
 
 # σ(σ(x)) = σ(x): a second activation in a row changes nothing and need not be computed.
 IDEMPOTENT = (nn.ReLU, nn.ReLU6, nn.Identity)
@@ -113,18 +113,9 @@ def form_name(stored: Tensor) -> str:
     return bytes(stored.tolist()).decode(errors="replace")
 
 
-def frozen_layer(weight: Tensor, *, stride: int = 1, groups: int = 1) -> nn.Conv2d | nn.Linear:
-    """An ordinary layer with this weight, frozen: linear for two axes, else a 'same' convolution."""
-    layer: nn.Conv2d | nn.Linear
-    if weight.ndim == 2:
-        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    else:
-        k = kernel_of(weight)
-        layer = nn.Conv2d(
-            groups * weight.shape[1], weight.shape[0], k, stride, k // 2, groups=groups, bias=False, device="meta"
-        )
-    layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
-    return layer
+def frozen_layer(weight: Tensor, **settings: Any) -> nn.Conv2d | nn.Linear:
+    """An ordinary layer with this weight, frozen: linear for a matrix, else a 'same' convolution."""
+    return layer_with(weight, padding=kernel_of(weight) // 2, **settings).requires_grad_(False)
 
 
 def project(x: Tensor, weight: Tensor) -> Tensor:

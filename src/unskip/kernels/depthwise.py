@@ -20,6 +20,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from unskip._core.layers import Fast
 from unskip._core.modules import has_hooks, square
 from unskip.kernels.dispatch import HALF, has_kernels_for, may_fuse_layers
 
@@ -248,7 +249,7 @@ def as_affine(norm: nn.BatchNorm2d, u: Tensor) -> tuple[Tensor, Tensor]:
     return norm.weight * rate, norm.bias - mean * rate * norm.weight
 
 
-class JoinedSequential(nn.Sequential):
+class JoinedSequential(Fast, nn.Sequential):
     """Layers one after another; some of them as one operation, where that is the same and faster."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -265,6 +266,3 @@ class JoinedSequential(nn.Sequential):
 
     def to_ordinary(self) -> nn.Sequential:
         return nn.Sequential(OrderedDict(self._modules))
-
-    def to_fast(self) -> "JoinedSequential":
-        return self

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip._core.layers import ordinary
+from unskip._core.layers import Fast, conv_settings, ordinary
 from unskip._core.modules import has_hooks, square
 from unskip.kernels.dispatch import HALF, differentiates_backwards, has_kernels_for, may_fuse_layers
 
@@ -151,7 +151,7 @@ def is_stem_pool(pool: nn.MaxPool2d) -> bool:
     return wanted and not pool.ceil_mode and not pool.return_indices
 
 
-class StemConv2d(nn.Conv2d):
+class StemConv2d(Fast, nn.Conv2d):
     """A convolution of stride 2, computed over squares of 2 x 2 pixels: in half precision on a GPU, for even sides."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -162,11 +162,8 @@ class StemConv2d(nn.Conv2d):
     def to_ordinary(self) -> nn.Conv2d:
         return conv_as(nn.Conv2d, self)
 
-    def to_fast(self) -> "StemConv2d":
-        return self
 
-
-class StemPool(nn.MaxPool2d):
+class StemPool(Fast, nn.MaxPool2d):
     """3 x 3 max pooling that keeps one byte for each output: on a GPU, in channels last, while training."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -185,11 +182,8 @@ class StemPool(nn.MaxPool2d):
     def to_ordinary(self) -> nn.MaxPool2d:
         return pool_as(nn.MaxPool2d, self)
 
-    def to_fast(self) -> "StemPool":
-        return self
 
-
-class PooledStem(nn.Sequential):
+class PooledStem(Fast, nn.Sequential):
     """A folded stem: convolution, ReLU and max pooling; in half precision on a GPU bias and ReLU behind the pooling.
 
     Elsewhere, where somebody watches one of the three, or where a program is made for another place, they run one after
@@ -209,9 +203,6 @@ class PooledStem(nn.Sequential):
 
     def to_ordinary(self) -> nn.Sequential:
         return nn.Sequential(*map(ordinary, self))
-
-    def to_fast(self) -> "PooledStem":
-        return self
 
 
 def is_folded_stem(conv: nn.Module, act: nn.Module, pool: nn.Module) -> bool:
@@ -244,9 +235,7 @@ def conv_as(kind: type[nn.Conv2d], conv: nn.Conv2d) -> nn.Conv2d:
         conv.in_channels,
         conv.out_channels,
         conv.kernel_size,  # type: ignore[arg-type]
-        stride=conv.stride,  # type: ignore[arg-type]
-        padding=conv.padding,  # type: ignore[arg-type]
-        dilation=conv.dilation,  # type: ignore[arg-type]
+        **conv_settings(conv),
         groups=conv.groups,
         bias=conv.bias is not None,
         padding_mode=conv.padding_mode,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from unskip._core.layers import conv_settings
 from unskip._core.modules import square
 from unskip.coders import CoderBank
 from unskip.methods.plain import Plain, PlainBlock
@@ -57,9 +58,7 @@ class DiracConv2d(nn.Conv2d):
             like.in_channels,
             like.out_channels,
             like.kernel_size,  # type: ignore[arg-type]
-            stride=like.stride,  # type: ignore[arg-type]
-            padding=like.padding,  # type: ignore[arg-type]
-            dilation=like.dilation,  # type: ignore[arg-type]
+            **conv_settings(like),
             groups=like.groups,
             bias=like.bias is not None,
             **factory(like),
@@ -72,9 +71,8 @@ class DiracConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         return self._conv_forward(x, self.dirac_weight(), self.bias)
 
-    @torch.no_grad()
     def to_ordinary(self) -> Conv:
-        return replace_weight(self, self.dirac_weight(), groups=self.groups)
+        return replace_weight(self, self.dirac_weight(), self.bias, groups=self.groups)
 
 
 class DiracLinear(nn.Linear):
@@ -93,9 +91,8 @@ class DiracLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.dirac_weight(), self.bias)
 
-    @torch.no_grad()
     def to_ordinary(self) -> Conv:
-        return replace_weight(self, self.dirac_weight())
+        return replace_weight(self, self.dirac_weight(), self.bias)
 
 
 def start(layer: DiracConv2d | DiracLinear, a: float, b: float) -> None:

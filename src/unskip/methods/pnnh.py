@@ -18,7 +18,7 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
-from unskip._core.layers import fast_form
+from unskip._core.layers import conv_settings, fast_form
 from unskip.coders import FORMS, PRETEXTS, CoderBank, CoderSpec, act_name, odd_part_is_identity
 from unskip.kernels.depthwise import JoinedSequential
 from unskip.kernels.stem import use_fast_stem
@@ -368,10 +368,8 @@ def conv_like(layer: Layer, fan_in: int, fan_out: int) -> Conv:
     return nn.Conv2d(
         fan_in,
         fan_out,
-        kernel_size=old.kernel_size,  # type: ignore[arg-type]
-        stride=old.stride,  # type: ignore[arg-type]
-        padding=old.padding,  # type: ignore[arg-type]
-        dilation=old.dilation,  # type: ignore[arg-type]
+        old.kernel_size,  # type: ignore[arg-type]
+        **conv_settings(old),
         groups=groups,
         bias=old.bias is not None,
         **factory(old),

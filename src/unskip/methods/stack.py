@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from unskip._core.layers import fast_form, ordinary
-from unskip.methods.spec import BlockSpec, Conv, Unsupported, replace_weight
+from unskip.methods.spec import BlockSpec, Conv, Unsupported, replace_weight, ungrouped
 
 
 def stacked(model: nn.Module, *, fast: bool = False, dense: Collection[str] = ()) -> nn.Module:
@@ -130,14 +130,14 @@ def widen(weight: Tensor, kernel: int) -> Tensor:
 
 def beside(convs: list[Conv], coder: list[Tensor]) -> list[Conv]:
     """The learner's convolutions with the coder's weights set beside them."""
-    first = replace_weight(convs[0], torch.cat([convs[0].weight, coder[0]]), extra_bias=coder[0].shape[0])
-    last = replace_weight(convs[-1], torch.cat([convs[-1].weight, coder[-1]], dim=1))
+    first = replace_weight(convs[0], torch.cat([convs[0].weight, coder[0]]), convs[0].bias)
+    last = replace_weight(convs[-1], torch.cat([convs[-1].weight, coder[-1]], dim=1), convs[-1].bias)
     if len(convs) == 2:
         return [first, last]
     middle = convs[1]
     assert isinstance(middle, nn.Conv2d)
     weight, groups = beside_grouped(middle, coder[1])
-    return [first, replace_weight(middle, weight, extra_bias=coder[1].shape[0], groups=groups), last]
+    return [first, replace_weight(middle, weight, middle.bias, groups=groups), last]
 
 
 def beside_grouped(conv: nn.Conv2d, pointwise: Tensor) -> tuple[Tensor, int]:
@@ -150,11 +150,7 @@ def beside_grouped(conv: nn.Conv2d, pointwise: Tensor) -> tuple[Tensor, int]:
             * pointwise
         )
         return torch.cat([conv.weight, own]), conv.groups + code // size
-    rows = conv.out_channels // conv.groups
-    weight = conv.weight.new_zeros(conv.out_channels + code, conv.in_channels + code, *conv.kernel_size)
-    for g in range(conv.groups):
-        own_rows = slice(g * rows, (g + 1) * rows)
-        weight[own_rows, g * size : (g + 1) * size] = conv.weight[own_rows]
+    weight = F.pad(ungrouped(conv.weight, conv.groups), (0, 0, 0, 0, 0, code, 0, code))
     index = torch.arange(code, device=weight.device)
     weight[conv.out_channels + index, conv.in_channels + index] = pointwise[:, 0]
     return weight, 1

@@ -149,14 +149,12 @@ class DominantBlock(OneLayerBlock):
         c = torch.arange(conv.out_channels, device=conv.weight.device)
         kernel = conv.weight.new_zeros(conv.out_channels, inputs, *conv.kernel_size)
         kernel[c, c % inputs] = conv.weight[:, 0]
-        dense = replace_weight(conv, kernel)
+        bias = conv.bias
         if lower is not None:
-            assert conv.bias is not None
+            assert bias is not None
             assert lower.bias is not None
-            dense = replace_weight(conv, torch.cat([kernel, lower.weight]), extra_bias=len(lower.bias))
-            assert dense.bias is not None
-            dense.bias.copy_(torch.cat([conv.bias, lower.bias]))
-        return nn.Sequential(dense, self.act)
+            kernel, bias = torch.cat([kernel, lower.weight]), torch.cat([bias, lower.bias])
+        return nn.Sequential(replace_weight(conv, kernel, bias), self.act)
 
 
 class SimplifiedNet(CifarNet):

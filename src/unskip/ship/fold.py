@@ -21,7 +21,7 @@ from unskip._core.layers import has_ordinary_weight
 from unskip._core.modules import unwrap
 from unskip.kernels.stem import PooledStem, is_folded_stem
 from unskip.methods import CReLU, Unsupported, replaced, stacked
-from unskip.methods.spec import NORMS, Conv, is_activation, replace_weight
+from unskip.methods.spec import NORMS, Conv, is_activation, norm_as_affine, replace_weight
 from unskip.methods.stack import absorb
 from unskip.ship.proof import find_example, in_float64, proven
 from unskip.ship.tracing import Step, trace
@@ -250,22 +250,17 @@ def _activates(norm: nn.Module) -> bool:
 
 @torch.no_grad()
 def _absorb_backwards(norm: BatchNorm, layer: Conv) -> Conv:
-    """W (s x + t) + b = (W s) x + (W t + b), with s = γ / √(ν + ε) and t = β - μ s."""
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    s = torch.rsqrt(norm.running_var + norm.eps)
-    s = s if norm.weight is None else s * norm.weight
-    t = -norm.running_mean * s
-    t = t if norm.bias is None else t + norm.bias
+    """W (s x + t) + b = (W s) x + (W t + b)."""
+    s, t = norm_as_affine(norm)
     groups = layer.groups if isinstance(layer, nn.Conv2d) else 1
     weight = layer.weight
     # (out, in / groups): what each row of the weight reads
     s, t = (v.view(groups, -1).repeat_interleave(weight.shape[0] // groups, 0) for v in (s, t))
     column = (*s.shape, *[1] * (weight.ndim - 2))
-    new = replace_weight(layer, weight * s.view(column), groups=groups)
     shift = (weight * t.view(column)).flatten(1).sum(1)
-    new.bias = nn.Parameter(shift if layer.bias is None else layer.bias + shift)
-    return new
+    return replace_weight(
+        layer, weight * s.view(column), shift if layer.bias is None else layer.bias + shift, groups=groups
+    )
 
 
 def _why_not(norm: BatchNorm, step: Step) -> str:
@@ -289,13 +284,8 @@ def _absorb_crelu(network: nn.Module, x: Tensor) -> nn.Module:
         layer = _layer_before(own, runs)
         if layer is None or (isinstance(layer, nn.Conv2d) and layer.groups > 1):
             continue
-        with torch.no_grad():
-            mirrored = replace_weight(
-                layer, torch.cat([layer.weight, -layer.weight]), extra_bias=0 if layer.bias is None else len(layer.bias)
-            )
-            if layer.bias is not None:
-                assert mirrored.bias is not None
-                mirrored.bias.copy_(torch.cat([layer.bias, -layer.bias]))
+        bias = None if layer.bias is None else torch.cat([layer.bias, -layer.bias])
+        mirrored = replace_weight(layer, torch.cat([layer.weight, -layer.weight]), bias)
         network = replaced(replaced(network, layer, mirrored), act, nn.ReLU().eval())
         runs[mirrored] = runs.pop(layer)
         for step in runs[mirrored]:
