@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import unskip
 from tests.kernels.interpreter import interpreted
+from unskip.coders import FittedCoder
 from unskip.methods import fused
 from unskip.methods.pnnh import PNNHBlock
 from unskip.models.cifar import CifarBlock
@@ -21,7 +22,7 @@ from unskip.train.recipe import RunConfig
 from unskip.train.step import compile_network, make_step
 
 pytest.importorskip("triton")
-CENTRED = {"pretext": "identity", "transient": "centre"}
+CENTRED = {"pretext": "identity", "uncarried": "1x1"}
 # channels, hidden width, options, side of the image, how many blocks behind a ReLU (0: one, behind none)
 CASES = {
     "pairs": (16, 8, {}, 7, 2),
@@ -203,7 +204,8 @@ def test_other_layers_are_not_known() -> None:
     assert not changed(swap("act1", nn.LeakyReLU()))
     assert not changed(lambda block: setattr(block, "act", nn.GELU()))
     assert not changed(lambda block: setattr(block, "drop_path", nn.Dropout()))
-    assert not changed(lambda block: block.coder.enc.add_(0.1) is None or block.coder.refresh())
+    fitted = FittedCoder(torch.rand(8, 16, 1, 1), torch.rand(16, 8, 1, 1), nn.ReLU())
+    assert not changed(lambda block: setattr(block, "coder", fitted))
     wide = unskip.plainify(nn.Sequential(CifarBlock(128, 128, 1, "A")))[0]
     assert fused.layers_of(wide) is None
     transition = unskip.plainify(nn.Sequential(CifarBlock(16, 32, 2, "A")))[0]
@@ -232,21 +234,20 @@ def test_a_deterministic_recipe_has_no_kernels(monkeypatch: pytest.MonkeyPatch) 
 
 def test_watched_layers_run_by_themselves() -> None:
     block = make_block(16, 8, {})
-    layers = fused.layers_of(block)
-    assert not fused.has_hooks(block, layers)
+    assert not fused.inner_layers_hooked(block)
     block.register_forward_hook(lambda *_: None)  # of the block itself: it is called anyhow
-    assert not fused.has_hooks(block, layers)
+    assert not fused.inner_layers_hooked(block)
     for module in (block.learner, block.learner.conv1, block.learner.norm1, block.coder, block.act):
         for register in (module.register_forward_hook, module.register_full_backward_hook):
             handle = register(lambda *_: None)
-            assert fused.has_hooks(block, layers)
+            assert fused.inner_layers_hooked(block)
             handle.remove()
-    assert not fused.has_hooks(block, layers)
+    assert not fused.inner_layers_hooked(block)
 
 
 def test_blocks_with_kernels_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their transitions are; without bf16, or where images are large, all are."""
-    monkeypatch.setattr(fused, "chooses", lambda block, device: fused.layers_of(block) is not None)
+    monkeypatch.setattr(fused, "is_eligible", lambda block, device: fused.layers_of(block) is not None)
     for precision, image_size, left in (("bf16", 32, 7), ("fp32", 32, 0), ("bf16", 64, 0)):
         network = unskip.create_model("pnnh_resnet20")
         compile_network(network, Recipe.of(compile="blocks", precision=precision), image_size)

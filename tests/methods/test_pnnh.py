@@ -10,7 +10,7 @@ import torchvision
 from torch import nn
 
 import unskip
-from unskip.coders import Coder, CoderRef, TransitionCoder
+from unskip.coders import Coder, SharedCoder, TransitionCoder
 from unskip.methods import PNNH, PNNHBlock, PNNHPaper, method_names
 from unskip.methods.pnnh import beside
 from unskip.models.cifar import cifar_resnet, wide_resnet
@@ -51,8 +51,8 @@ def test_widths(network: object, index: int, hidden: int, code: int) -> None:
         index - (index > 0)
     ]
     assert block.learner[0].weight.shape[0] == hidden
-    coder = block.coder.coder if isinstance(block.coder, CoderRef) else block.coder
-    assert coder.enc.shape[0] == code
+    coder = block.coder.coder if isinstance(block.coder, SharedCoder) else block.coder
+    assert coder.matrices()["enc"].shape[0] == code
 
 
 def test_widths_of_inverted_bottlenecks_are_multiples_of_8() -> None:

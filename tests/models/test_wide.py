@@ -70,7 +70,8 @@ def carry_nothing(x: Tensor, width: int) -> Tensor:
 
 def carry_by(model: nn.Module) -> Carry:
     """dec * relu(enc * x) with the weights of the model's coders; a transition reads the centre of the kernel."""
-    weights = {module.dec.shape[0]: (module.enc, module.dec) for module in model.modules() if isinstance(module, Coder)}
+    coders = [module.matrices() for module in model.modules() if isinstance(module, Coder)]
+    weights = {len(matrices["dec"]): (matrices["enc"], matrices["dec"]) for matrices in coders}
 
     def carry(x: Tensor, width: int) -> Tensor:
         enc, dec = weights[width]
@@ -155,7 +156,7 @@ TWICE = {"widths": (32, 64, 128), "hidden": {32: 8, 64: 16, 128: 31}}
         ("pnnh_resnet110_wide", {}, carry_first_half, (WIDTHS, (8, 12, 19))),
         ("pnnh_resnet110_wide", TWICE, carry_first_half, ((32, 64, 128), (8, 16, 31))),
         ("pnnh_resnet20", {}, carry_first_half, ((16, 32, 64), (8, 16, 32))),
-        ("pnnh_resnet20", {"transient": "centre", "hidden": {16: 15, 32: 29, 64: 57}}, carry_first_half,
+        ("pnnh_resnet20", {"uncarried": "1x1", "hidden": {16: 15, 32: 29, 64: 57}}, carry_first_half,
          ((16, 32, 64), (15, 29, 57))),
         ("pnnh_resnet20", PAIRS, carry_pairs, ((16, 32, 64), (8, 16, 32))),
         ("pnnh_resnet20", {**PAIRS, "head_norm": False}, carry_pairs, ((16, 32, 64), (8, 16, 32))),
@@ -231,7 +232,7 @@ def test_the_centre_restriction_is_real(side: str) -> None:
         expected = torch.cat(parts, 1)
         assert count(conv) == 6 * (4 * 9 + 6)
     torch.testing.assert_close(conv(x), expected, rtol=1e-12, atol=1e-12)
-    plain = conv.plain()
+    plain = conv.to_ordinary()
     assert type(plain) is nn.Conv2d
     torch.testing.assert_close(plain(x), expected, rtol=1e-12, atol=1e-12)
     with pytest.raises(ValueError, match="full=10 must be at least 1 and less than"):
@@ -256,8 +257,8 @@ def test_it_starts_at_hes_scale_over_the_fan_in_that_there_is() -> None:
 @pytest.mark.parametrize(
     ("build", "says"),
     [
-        (lambda: PNNH(transient="centre"), "transient='centre' needs pretext='identity'.* not pretext='auto'"),
-        (lambda: PNNH(transient="middle"), "transient='middle' is not known"),
+        (lambda: PNNH(uncarried="1x1"), "uncarried='1x1' needs pretext='identity'.* not pretext='auto'"),
+        (lambda: PNNH(uncarried="3x3"), "uncarried='3x3' is not known"),
         (lambda: PNNH(hidden={32: 0}), r"hidden=\{32: 0\} must give the learner's width"),
         (lambda: PNNH(hidden={32: 1.5}), "must give the learner's width"),
         (lambda: PNNH(hidden=8), "hidden=8 must give"),  # type: ignore[arg-type]
@@ -266,8 +267,8 @@ def test_it_starts_at_hes_scale_over_the_fan_in_that_there_is() -> None:
         (lambda: unskip.create_model("pnnh_resnet18", head_norm=True), "ResNet has no place for a norm before its"),
         (lambda: unskip.create_model("resnet20", widths=(16, 32)), r"widths=\(16, 32\) must be three whole numbers"),
         (
-            lambda: unskip.create_model("pnnh_resnet50", pretext="identity", transient="centre"),
-            "transient='centre' is for blocks of two k x k convolutions, and it is bottleneck",
+            lambda: unskip.create_model("pnnh_resnet50", pretext="identity", uncarried="1x1"),
+            "uncarried='1x1' is for blocks of two k x k convolutions, and it is bottleneck",
         ),
     ],
 )

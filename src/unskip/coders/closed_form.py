@@ -1,134 +1,163 @@
-"""Closed-form coders as the cheap operations that they are: sums of neighbouring channels, without a matrix.
+"""Closed-form coders: sums of neighbouring channels, or the first channels, without a matrix.
 
-    group average   z_g = e Σ_{c in g} x_c,       y_c = d σ(z_g) for every channel c of group g; e = d = 1/√n
-    identity        z = the first C_B channels,   y = d σ(z) and zeros for the others
+    group_average   z_g = e Σ_{c in g} x_c,       y_c = e σ(z_g) for every channel c of group g; e = 1/√n, n in a group
+    identity        z = the first C_B channels,   y = σ(z) and zeros for the others
 
-A paired coder carries x+ and x-: y_c = d (σ(z_g) - σ(-z_g)). e and d are taken from the coder's weights, as these were
-rounded when they were stored.
+A paired coder carries x+ and x-: y_c = e (σ(z_g) - σ(-z_g)). The matrices of the definition are computed from the
+formula where they are needed: for groups of different sizes, for `block="plain"`, and for folding.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip.coders.closed import FORMS, averaging, paired
+from unskip.coders.coder import FORM, SAME, Coder, form_name
+from unskip.coders.matrices import closed_form
 from unskip.coders.spec import CoderSpec
 
 FEW = 4  # members of a group that are summed slice by slice, which a compiler fuses with whatever reads the sum
 
 # What looks at sizes or memory layout is one node of a symbolic trace (torch.fx), which knows neither.
-torch.fx.wrap("average")
 torch.fx.wrap("group_sum")
 torch.fx.wrap("repeated")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Closed:
-    """A closed form: its numbers, and the coder that they make."""
+class Derived(nn.Module):
+    """A module whose matrices follow from a formula. They are computed in float64, rounded, and never stored."""
 
-    form: str  # of FORMS
-    channels: int  # C
-    groups: int  # directions that it carries: C_B, or C_B / 2 of a paired coder
-    scales: tuple[float, float]  # e and d
-    dim: int  # of the channels: 1 of images, -1 of an MLP
-    act: nn.Module
-    depth: int  # activations in a row
-    paired: bool
+    dtype: torch.dtype
+    device: torch.device
 
-    def __call__(self, x: Tensor) -> Tensor:
-        e, d = self.scales
-        whole = self.form != "identity"
-        code = group_sum(x, self.groups, self.dim) if whole else x.narrow(self.dim, 0, self.groups)
-        if isinstance(self.act, nn.ReLU) and not self.paired:
-            return self.spread((e * d) * self.act(code))  # d σ(e z) = e d σ(z)
-        code = e * code
-        return self.spread(d * (self.act_on(code) - self.act_on(-code) if self.paired else self.act_on(code)))
+    def exact(self) -> dict[str, Tensor]:
+        """The matrices by name, in float64 on the CPU."""
+        raise NotImplementedError
 
-    def decode(self, code: Tensor) -> Tensor:
-        """W_dec times a code of C_B channels."""
-        if self.paired:
-            plus, minus = code.split(self.groups, self.dim)
-            code = plus - minus
-        return self.spread(self.scales[1] * code)
+    def matrices(self) -> dict[str, Tensor]:
+        """The matrices by name, in the dtype and on the device of the network."""
+        return {name: matrix.to(self.device, self.dtype) for name, matrix in self.exact().items()}
 
-    def act_on(self, code: Tensor) -> Tensor:
-        for _ in range(self.depth):
-            code = self.act(code)
-        return code
+    def derive(self, *names: str, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
+        """Keeps the matrices of these names as buffers, for modules that compute with them."""
+        where = torch.empty(0, device=device, dtype=dtype)
+        self.dtype, self.device = where.dtype, where.device
+        for name, matrix in self.matrices().items():
+            self.register_buffer(name, matrix if name in names else None, persistent=False)
 
-    def spread(self, code: Tensor) -> Tensor:
-        """A code to all channels of its group; for the identity zeros to the channels that are not carried."""
-        if self.form == "identity":
-            behind = (0, 0, 0, 0) if self.dim == 1 else ()
-            return F.pad(code, (*behind, 0, self.channels - self.groups))
-        return repeated(code, self.channels // self.groups, self.dim)
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Derived":
+        super()._apply(fn, recurse)
+        where = fn(torch.empty(0, device=self.device, dtype=self.dtype))
+        self.dtype, self.device = where.dtype, where.device
+        if any(True for _ in self.buffers(recurse=False)):
+            for name, matrix in self.matrices().items():  # from float64 again; to_empty() left no numbers
+                if getattr(self, name) is not None:
+                    setattr(self, name, matrix)
+        return self
 
-    def __str__(self) -> str:
-        return f"{self.form}, {self.channels} -> {self.groups} -> {self.channels}"
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Takes the matrices out of a state dict that has them, a fitted coder's or an old one: refused if others."""
+        for name, exact in self.exact().items():
+            stored = state_dict.pop(prefix + name, None)
+            if stored is not None and not same(stored, exact):
+                args[-1].append(f"{prefix + name!r} is not the matrix of {self.extra_repr()!r}. {SAME}")
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class ClosedFormCoder(nn.Module):
-    """A closed-form coder without matrices, for a folded network."""
+class ClosedFormCoder(Derived, Coder):
+    """A coder with a formula instead of weights. The state dict holds the name of the formula, and no number.
 
-    def __init__(self, closed: Closed) -> None:
-        super().__init__()
-        self.closed = closed
-        self.act = closed.act  # a module of its own: hooks and traces see it
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.closed(x)
-
-    def extra_repr(self) -> str:
-        return str(self.closed)
-
-
-class ClosedFormTransition(nn.Module):
-    """The coder of a transition without matrices, for a folded network."""
+    Args:
+        spec: its `pretext` is the name of the closed form.
+        dense: compute with the matrices, as the definition does.
+    """
 
     def __init__(
         self,
-        closed: Closed,  # of the new width
+        spec: CoderSpec,
         act: nn.Module,
         *,
-        stride: int,
-        depth: int,
-        mix: tuple[int, float] | None,  # groups of input channels that are summed, and their scale
+        dense: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.closed, self.act, self.stride, self.depth, self.mix = closed, act, stride, depth, mix
+        super().__init__(act, spec.depth)
+        self.spec = spec
+        self.whole = spec.pretext != "identity"  # it carries something of every channel
+        self.groups = spec.code // (2 if spec.paired else 1)  # directions that it carries
+        self.size = spec.channels // self.groups if self.whole else 1  # n, channels of a group
+        self.even = not self.whole or spec.channels % self.groups == 0
+        self.dim = -1 if spec.linear else 1  # of the channels
+        self.derive(*(("enc", "dec") if dense or not self.even else ()), device=device, dtype=dtype)
+
+    def exact(self) -> dict[str, Tensor]:
+        return dict(zip(("enc", "dec"), closed_form(self.spec), strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.mix is not None:
-            x = mixed(x, *self.mix, self.closed.dim)
-        return self.closed.decode(pooled(x, self.act, stride=self.stride, depth=self.depth))
+        if self.enc is not None:
+            return super().forward(x)
+        code = group_sum(x, self.groups, self.dim) if self.whole else x.narrow(self.dim, 0, self.groups)
+        if isinstance(self.act, nn.ReLU) and not self.spec.paired:
+            return self.spread(scaled(self.act(code), 1 / self.size))  # e σ(e z) = e² σ(z)
+        code = scaled(code, self.size**-0.5)
+        code = self.activate(code) - self.activate(-code) if self.spec.paired else self.activate(code)
+        return self.spread(scaled(code, self.size**-0.5))
+
+    def decode(self, code: Tensor) -> Tensor:
+        if self.dec is not None:
+            return super().decode(code)
+        if self.spec.paired:
+            plus, minus = code.split(self.groups, self.dim)
+            code = plus - minus
+        return self.spread(scaled(code, self.size**-0.5))
+
+    def spread(self, code: Tensor) -> Tensor:
+        """A code to all channels of its group; for the identity zeros to the channels that are not carried."""
+        if self.whole:
+            return repeated(code, self.size, self.dim)
+        behind = (0, 0, 0, 0) if self.dim == 1 else ()
+        return F.pad(code, (*behind, 0, self.spec.channels - self.groups))
+
+    def to_fast(self) -> "ClosedFormCoder | None":
+        """Itself without matrices; None for groups of different sizes."""
+        if self.enc is None:
+            return self
+        return ClosedFormCoder(self.spec, self.act, device=self.device, dtype=self.dtype) if self.even else None
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(list(self.extra_repr().encode()), dtype=torch.uint8, device="cpu")
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Nothing to do: the form was checked before."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if prefix + "enc" in state_dict:
+            state_dict[prefix + FORM] = self.get_extra_state()
+        found = form_name(state_dict.get(prefix + FORM, self.get_extra_state()))
+        if found != self.extra_repr():
+            args[-1].append(f"{prefix[:-1]!r} is {self.extra_repr()!r}, and the state dict is of {found!r}. {SAME}")
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
-        return f"stride={self.stride}, {self.closed}"
+        """The name of its form, which the state dict holds."""
+        paired = ", paired" if self.spec.paired else ""
+        return f"{self.spec.pretext}, {self.spec.channels} -> {self.spec.code} -> {self.spec.channels}{paired}"
 
 
-def pooled(code: Tensor, act: nn.Module, *, stride: int, depth: int) -> Tensor:
-    """A code through pooling and activation.
-
-    As in the block itself, space is pooled by the first convolution of a vanilla block, by the second of a bottleneck:
-    before the only activation, or between the two.
-    """
-    if depth == 2:
-        code = act(code)
-    return act(average(code, stride) if stride > 1 else code)
+def same(stored: Tensor, exact: Tensor) -> bool:
+    """Whether a stored matrix is this one, rounded."""
+    close = 2 * torch.finfo(stored.dtype).eps if stored.is_floating_point() else 0.0
+    return stored.shape == exact.shape and torch.allclose(stored.double().cpu(), exact, rtol=close, atol=0)
 
 
-def average(code: Tensor, stride: int) -> Tensor:
-    """Means over windows; those over the edge are filled with zeros."""
-    # ceil_mode with a divisor does the same, but ONNX has no divisor.
-    short = [-side % stride for side in code.shape[-2:]]
-    return F.avg_pool2d(F.pad(code, (0, short[1], 0, short[0])) if any(short) else code, stride)
+def scaled(code: Tensor, scale: float) -> Tensor:
+    return code if scale == 1 else scale * code
 
 
-def mixed(x: Tensor, groups: int, scale: float, dim: int) -> Tensor:
-    """The channels of a transition's input in groups, summed and scaled."""
-    return scale * group_sum(x, groups, dim)
+def group_average(x: Tensor, groups: int, size: int, dim: int) -> Tensor:
+    """e Σ x_c over groups of neighbouring channels, all of one size."""
+    return scaled(group_sum(x, groups, dim), size**-0.5)
 
 
 def group_sum(x: Tensor, groups: int, dim: int) -> Tensor:
@@ -159,44 +188,3 @@ def repeated(x: Tensor, times: int, dim: int) -> Tensor:
 
 def channels_last(x: Tensor) -> bool:
     return x.ndim == 4 and x.stride(1) == 1 and x.stride(3) != 1
-
-
-@torch.no_grad()
-def closed_of(enc: Tensor, dec: Tensor, act: nn.Module, depth: int) -> Closed | None:
-    """The closed form that these weights are; None where they are none, or one of groups of different sizes."""
-    code, channels = enc.shape[:2]
-    linear = enc.ndim == 2
-    if not linear and (enc.shape[2:] != (1, 1) or dec.shape[2:] != (1, 1)):
-        return None
-    enc, dec = enc.flatten(1).double().cpu(), dec.flatten(1).double().cpu()
-    e, d = enc.max(), dec.max()
-    for form, make in FORMS.items():
-        for signs in (1, 2):
-            if code % signs:
-                continue
-            spec = CoderSpec(channels=channels, code=code, pretext=form, act="", paired=signs == 2)
-            pattern = [weight.sign() for weight in (paired(make, spec) if signs == 2 else make(spec))]
-            groups = code // signs
-            same = torch.equal(enc, e * pattern[0]) and torch.equal(dec, d * pattern[1])
-            if same and (form == "identity" or channels % groups == 0):
-                return Closed(
-                    form=form,
-                    channels=channels,
-                    groups=groups,
-                    scales=(e.item(), d.item()),
-                    dim=-1 if linear else 1,
-                    act=act,
-                    depth=depth,
-                    paired=signs == 2,
-                )
-    return None
-
-
-@torch.no_grad()
-def group_scale(matrix: Tensor) -> float | None:
-    """e if the matrix sums neighbouring channels in groups of one size, times e; else None."""
-    groups, channels = matrix.shape
-    matrix = matrix.double().cpu()
-    e = matrix.max()
-    same = channels % groups == 0 and torch.equal(matrix, e * averaging(groups, channels).sign())
-    return e.item() if same else None

@@ -24,7 +24,7 @@ from torch.nn.parameter import is_lazy
 from unskip._core.errors import reason
 from unskip._core.modules import has_hooks, preserved
 from unskip.coders import CoderSpec
-from unskip.coders.closed_form import Closed, average, group_sum, repeated
+from unskip.coders.closed_form import group_average, group_sum, repeated
 
 Kind = TypeVar("Kind", bound=type[nn.Module])
 Layer = dict[str, Any]  # {"class": name, "settings": {...}, "layers": {...}, "none": [...]}
@@ -90,13 +90,13 @@ register_layer(torchvision.ops.StochasticDepth)
 for _kind in _subclasses(nn.Module):  # every layer of ours; networks and their residual blocks are traced
     if _kind.__module__.startswith(("unskip.coders.", "unskip.kernels.", "unskip.methods.")):
         register_layer(_kind)
-RECORDS: dict[str, type] = {"Closed": Closed, "CoderSpec": CoderSpec}  # dataclasses that a layer may have as attributes
+RECORDS: dict[str, type] = {"CoderSpec": CoderSpec}  # dataclasses that a layer may have as attributes
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "getattr": getattr,
     **{f"torch.{name}": getattr(torch, name) for name in TORCH_FUNCTIONS.split()},
     **{f"F.{name}": getattr(F, name) for name in F_FUNCTIONS.split()},
     **{f"operator.{name}": getattr(operator, name) for name in OPERATORS.split()},
-    **{f"coders.{function.__name__}": function for function in (average, group_sum, repeated)},
+    **{f"coders.{function.__name__}": function for function in (group_average, group_sum, repeated)},
 }
 CALLED = {function: name for name, function in reversed(FUNCTIONS.items())}
 METHODS = frozenset(TENSOR_METHODS.split())

@@ -20,6 +20,7 @@ import torch
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
+from unskip._core.layers import Fast
 from unskip._core.modules import as_class, has_hooks, square
 from unskip.kernels.dispatch import HALF, has_kernels_for, may_fuse_layers
 
@@ -304,7 +305,7 @@ def run_layers(
     return x
 
 
-class JoinedSequential(nn.Sequential):
+class JoinedSequential(Fast, nn.Sequential):
     """Layers one after another; some of them as one operation, where that is the same and faster."""
 
     def forward(self, x: Tensor) -> Tensor:

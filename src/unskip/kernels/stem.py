@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unskip._core.layers import Fast, ordinary
 from unskip._core.modules import as_class, has_hooks, square
 from unskip.kernels.dispatch import HALF, differentiates_backwards, has_kernels_for, may_fuse_layers
 
@@ -150,7 +151,7 @@ def is_stem_pool(pool: nn.MaxPool2d) -> bool:
     return wanted and not pool.ceil_mode and not pool.return_indices
 
 
-class StemConv2d(nn.Conv2d):
+class StemConv2d(Fast, nn.Conv2d):
     """A convolution of stride 2, computed over squares of 2 x 2 pixels: in half precision on a GPU, for even sides."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -163,10 +164,7 @@ class StemConv2d(nn.Conv2d):
         return as_class(nn.Conv2d, self)
 
 
-LAYERS = (nn.Conv2d, nn.Linear, StemConv2d)  # classes whose weight is all that they compute with
-
-
-class StemPool(nn.MaxPool2d):
+class StemPool(Fast, nn.MaxPool2d):
     """3 x 3 max pooling that keeps one byte for each output: on a GPU, in channels last, while training."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -187,7 +185,7 @@ class StemPool(nn.MaxPool2d):
         return as_class(nn.MaxPool2d, self)
 
 
-class PooledStem(nn.Sequential):
+class PooledStem(Fast, nn.Sequential):
     """A folded stem: convolution, ReLU and max pooling; in half precision on a GPU bias and ReLU behind the pooling.
 
     Elsewhere, where somebody watches one of the three, or where a program is made for another place, they run one after
@@ -204,3 +202,11 @@ class PooledStem(nn.Sequential):
             return super().forward(x)
         u = pool(conv._conv_forward(x, conv.weight, None))
         return F.relu_(u + conv.bias.to(u.dtype).view(-1, 1, 1))
+
+    def to_ordinary(self) -> nn.Sequential:
+        return nn.Sequential(*map(ordinary, self))
+
+
+def is_folded_stem(conv: nn.Module, act: nn.Module, pool: nn.Module) -> bool:
+    """Whether these layers, one after another, can be a PooledStem."""
+    return type(conv) is StemConv2d and conv.bias is not None and type(act) is nn.ReLU and type(pool) is StemPool

@@ -7,8 +7,9 @@ the method known to `plainify`, recipes, the command line and the documentation.
 import importlib
 import pkgutil
 
+from unskip._core.layers import SpecialLayer
 from unskip.methods.delta_tanh import DeltaTanh
-from unskip.methods.dirac import Dirac, DiracConv2d, DiracLinear, fold_dirac
+from unskip.methods.dirac import Dirac, DiracConv2d, DiracLinear
 from unskip.methods.iso import Iso, SReLU
 from unskip.methods.looks_linear import CReLU, LooksLinear
 from unskip.methods.partial import PartialConv2d
@@ -53,10 +54,10 @@ __all__ = [
     "Seq",
     "SeqBlock",
     "SeqBottle",
+    "SpecialLayer",
     "TiedConv",
     "Unsupported",
     "describe_method",
-    "fold_dirac",
     "method_names",
     "method_options",
     "out_of_range",

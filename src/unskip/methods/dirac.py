@@ -6,7 +6,7 @@ Zagoruyko and Komodakis 2017, *DiracNets: Training Very Deep Neural Networks Wit
 
     Ŵ = diag(a) I + diag(b) W_norm       a = 1, b = 0.1 at initialisation and trained, one for each output channel
 
-I is the identity of convolution, W_norm has filters of norm 1. Trained, Ŵ is one ordinary weight (`fold_dirac`).
+I is the identity of convolution, W_norm has filters of norm 1. Trained, Ŵ is one ordinary weight (`to_ordinary`).
 Where the width changes, I carries input channel o mod C_in to output channel o; at stride 2, every second pixel.
 """
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from unskip._core.layers import conv_settings
 from unskip._core.modules import square
 from unskip.coders import CoderBank
 from unskip.methods.plain import Plain, PlainBlock
@@ -57,9 +58,7 @@ class DiracConv2d(nn.Conv2d):
             like.in_channels,
             like.out_channels,
             like.kernel_size,  # type: ignore[arg-type]
-            stride=like.stride,  # type: ignore[arg-type]
-            padding=like.padding,  # type: ignore[arg-type]
-            dilation=like.dilation,  # type: ignore[arg-type]
+            **conv_settings(like),
             groups=like.groups,
             bias=like.bias is not None,
             **factory(like),
@@ -71,6 +70,9 @@ class DiracConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         return self._conv_forward(x, self.dirac_weight(), self.bias)
+
+    def to_ordinary(self) -> Conv:
+        return replace_weight(self, self.dirac_weight(), self.bias, groups=self.groups)
 
 
 class DiracLinear(nn.Linear):
@@ -89,6 +91,9 @@ class DiracLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.dirac_weight(), self.bias)
 
+    def to_ordinary(self) -> Conv:
+        return replace_weight(self, self.dirac_weight(), self.bias)
+
 
 def start(layer: DiracConv2d | DiracLinear, a: float, b: float) -> None:
     """Gives a layer its `a` and `b`, and a normal W, of which only the direction counts."""
@@ -98,17 +103,6 @@ def start(layer: DiracConv2d | DiracLinear, a: float, b: float) -> None:
     channels = layer.weight.shape[0]
     layer.a = nn.Parameter(layer.weight.new_full((channels,), a))
     layer.b = nn.Parameter(layer.weight.new_full((channels,), b))
-
-
-@torch.no_grad()
-def fold_dirac(layer: DiracConv2d | DiracLinear) -> Conv:
-    """The plain nn.Conv2d or nn.Linear with the weight Ŵ: the same function, without the parameterisation."""
-    if not isinstance(layer, DiracConv2d | DiracLinear):
-        raise ValueError(
-            f"fold_dirac: layer={layer} must be a DiracConv2d or a DiracLinear; `stacked` folds a network."
-        )
-    groups = layer.groups if isinstance(layer, nn.Conv2d) else 1
-    return replace_weight(layer, layer.dirac_weight(), groups=groups)
 
 
 @register_method("dirac")

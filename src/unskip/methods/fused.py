@@ -6,20 +6,18 @@ with bfloat16 autocast on a CUDA device, small images, in eager (torch.compile t
 watches the layers inside by hooks or asks for algorithms that repeat to the last bit.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 
 from unskip._core.modules import has_hooks
-from unskip.coders import Coder, CoderRef
+from unskip.coders import ClosedFormCoder, SharedCoder
 from unskip.kernels.dispatch import TRITON, differentiates_backwards, modern
 from unskip.methods.partial import PartialConv2d
 
-if TYPE_CHECKING:
-    from unskip.methods.pnnh import PNNHBlock
-
+PARTS = ("pre", "learner", "coder", "drop_path", "act")  # of a PNNH block
 # The kernels were measured up to these sizes (benchmarks/records/2026-11-15_cifar-step_h200):
 WIDEST = 256  # channels of a block
 MOST = 4096  # a convolution's inputs times its outputs
@@ -32,34 +30,35 @@ class Layers(NamedTuple):
     conv1: nn.Conv2d
     norm: nn.BatchNorm2d
     conv2: nn.Conv2d
-    coder: Coder
+    coder: ClosedFormCoder
 
 
-def layers_of(block: "PNNHBlock") -> Layers | None:
-    """The block's layers; None where it is none that the kernels know."""
-    coder = block.coder.coder if isinstance(block.coder, CoderRef) else block.coder
-    learner = list(block.learner)
-    if len(learner) != 4 or not isinstance(coder, Coder) or len(block.pre):
+def layers_of(block: nn.Module) -> Layers | None:
+    """The layers of a PNNH block; None where it is none that the kernels know."""
+    pre, learner, coder, drop_path, last = (block._modules.get(name) for name in PARTS)
+    coder = coder.coder if isinstance(coder, SharedCoder) else coder
+    if not isinstance(pre, nn.Sequential) or not isinstance(learner, nn.Sequential):
+        return None
+    if len(pre) or len(learner) != 4 or not isinstance(coder, ClosedFormCoder) or type(drop_path) is not nn.Identity:
         return None
     conv1, norm, act, conv2 = learner
     if not isinstance(conv1, nn.Conv2d) or not isinstance(conv2, nn.Conv2d):
         return None
-    if type(norm) is not nn.BatchNorm2d or not type(act) is type(block.act) is nn.ReLU:
+    if type(norm) is not nn.BatchNorm2d or not type(act) is type(last) is nn.ReLU:
         return None
-    if type(block.drop_path) is not nn.Identity or not narrow(conv1, "reads") or not narrow(conv2, "writes"):
+    if not narrow(conv1, "reads") or not narrow(conv2, "writes"):
         return None
-    closed = coder.closed
-    if closed is None or closed.paired or closed.dim != 1 or type(closed.act) is not nn.ReLU:
+    if coder.enc is not None or coder.spec.paired or coder.spec.linear or type(coder.act) is not nn.ReLU:
         return None
     # A norm without a momentum asks the GPU how many batches there were.
     if norm.momentum is None or not norm.affine or not norm.track_running_stats:
         return None
-    same = conv1.in_channels == conv2.out_channels == closed.channels and conv1.weight.shape[1] == conv2.weight.shape[0]
-    return Layers(conv1, norm, conv2, coder) if same else None
+    same = conv1.in_channels == conv2.out_channels == coder.spec.channels
+    return Layers(conv1, norm, conv2, coder) if same and conv1.weight.shape[1] == conv2.weight.shape[0] else None
 
 
 def narrow(conv: nn.Conv2d, side: str) -> bool:
-    """A 3 x 3 convolution of few channels, whole or centred on this side."""
+    """A 3 x 3 convolution of few channels, whole or partial on this side."""
     if type(conv) is PartialConv2d:
         if conv.side != side:
             return False
@@ -72,14 +71,12 @@ def narrow(conv: nn.Conv2d, side: str) -> bool:
 
 def is_eligible(block: nn.Module, device: torch.device) -> bool:
     """Whether a block trains by the kernels on a device, under bfloat16 autocast and channels last."""
-    from unskip.methods.pnnh import PNNHBlock
-
-    if device.type != "cuda" or not isinstance(block, PNNHBlock) or not TRITON or not modern(device):
+    if device.type != "cuda" or not TRITON or not modern(device):
         return False
     return not torch.are_deterministic_algorithms_enabled() and layers_of(block) is not None
 
 
-def supports(block: "PNNHBlock", x: Tensor) -> Layers | None:
+def supports(block: nn.Module, x: Tensor) -> Layers | None:
     """The layers to hand to the kernels; None where the block is to run as it is defined."""
     if type(x) is not Tensor or not x.is_cuda or not block.training:  # a tracer's stand-in is no tensor
         return None
@@ -89,7 +86,7 @@ def supports(block: "PNNHBlock", x: Tensor) -> Layers | None:
     if not mixed or x.dtype != torch.bfloat16 or not is_eligible(block, x.device):
         return None
     layers = layers_of(block)
-    return layers if layers is not None and fits(layers, x) and not inner_layers_hooked(block, layers) else None
+    return layers if layers is not None and fits(layers, x) and not inner_layers_hooked(block) else None
 
 
 def fits(layers: Layers, x: Tensor) -> bool:
@@ -109,10 +106,9 @@ def fits(layers: Layers, x: Tensor) -> bool:
     )
 
 
-def inner_layers_hooked(block: "PNNHBlock", layers: Layers) -> bool:
+def inner_layers_hooked(block: nn.Module) -> bool:
     """Whether somebody waits for a layer inside the block to be called."""
-    inside: list[nn.Module] = [block.learner, *block.learner, block.drop_path, block.act, layers.coder]
-    inside += [] if block.coder is None else [block.coder]
+    inside = [layer for part in block.children() for layer in (part, *part.children())]
     return bool(nn_module._has_any_global_hook()) or any(map(has_hooks, inside))
 
 
@@ -121,14 +117,8 @@ def run(layers: Layers, x: Tensor) -> Tensor:
     from unskip.kernels import pnnh_triton as kernels
 
     conv1, norm, conv2, coder = layers
-    closed = coder.closed
-    assert closed is not None
-    whole = closed.form != "identity"
-    path = kernels.Path(
-        carried=closed.channels if whole else closed.groups,
-        group=closed.channels // closed.groups if whole else 1,
-        scale=closed.scales[0] * closed.scales[1],
-    )
+    carried = coder.spec.channels if coder.whole else coder.groups
+    path = kernels.Path(carried=carried, group=coder.size, scale=1 / coder.size)
     centre1, centre2 = getattr(conv1, "centre", None), getattr(conv2, "centre", None)
     return kernels.run(x, conv1.weight, centre1, norm, conv2.weight, centre2, path, rectified(x))
 

@@ -26,6 +26,8 @@ Init = Literal["orthogonal", "identity"]
 class SReLU(nn.Module):
     """Shifted ReLU: max(x, b) with a trained b for each channel. The lower b, the nearer to the identity."""
 
+    is_activation = True
+
     def __init__(self, channels: int, shift: float = -1.0) -> None:
         super().__init__()
         self.b = nn.Parameter(torch.full((channels,), float(shift)))

@@ -27,6 +27,8 @@ from unskip.methods.spec import BlockSpec, Unsupported
 class CReLU(nn.Module):
     """[ReLU(x), ReLU(-x)] along the channels: twice as many come out."""
 
+    is_activation = True
+
     def __init__(self, dim: int = 1) -> None:
         super().__init__()
         self.dim = dim  # of the channels: 1 behind a convolution, -1 behind a linear layer

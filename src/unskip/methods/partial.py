@@ -1,7 +1,7 @@
 """A convolution that reads or writes some of its channels through the centre of its kernel only.
 
-PNNH with the coder `identity` carries the first C_B channels from block to block; the others live for one block. Those
-are worth fewer weights: k x k taps for what is carried, one tap for what is not (docs/results.md).
+PNNH with the coder `identity` carries the first C_B channels from block to block; the uncarried ones live for one
+block. These are worth fewer weights: k x k taps for what is carried, 1 x 1 for what is not (docs/results.md).
 """
 
 from typing import Literal
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unskip._core.layers import conv_settings
 from unskip.methods.spec import Conv, factory, replace_weight
 
 Side = Literal["reads", "writes"]
@@ -36,9 +37,7 @@ class PartialConv2d(nn.Conv2d):
             full if side == "reads" else like.in_channels,
             full if side == "writes" else like.out_channels,
             like.kernel_size,  # type: ignore[arg-type]
-            stride=like.stride,  # type: ignore[arg-type]
-            padding=like.padding,  # type: ignore[arg-type]
-            dilation=like.dilation,  # type: ignore[arg-type]
+            **conv_settings(like),
             bias=False,
             **factory(like),
         )
@@ -60,10 +59,8 @@ class PartialConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         return self._conv_forward(x, self.whole_weight(), self.bias)
 
-    @torch.no_grad()
-    def plain(self) -> Conv:
-        """The ordinary convolution with this weight."""
-        return replace_weight(self, self.whole_weight())
+    def to_ordinary(self) -> Conv:
+        return replace_weight(self, self.whole_weight(), self.bias)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, {self.side} {self.centre.shape[self.side == 'reads']} through the centre"

@@ -18,6 +18,7 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from unskip._core.layers import conv_settings, fast_form
 from unskip.coders import FORMS, PRETEXTS, CoderBank, CoderSpec, act_name, odd_part_is_identity
 from unskip.kernels import use_fast_layers
 from unskip.kernels.depthwise import JoinedSequential
@@ -27,11 +28,12 @@ from unskip.methods.partial import PartialConv2d
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.registry import check_options, register_method
 from unskip.methods.spec import RECTIFIERS, BlockSpec, Conv, Layer, Unsupported, factory
+from unskip.methods.stack import joined_layers
 
 Norm = Literal["first", "both"]
 Transition = Literal["coded", "whole"]
 Signed = Literal["rectify", "paired"]
-Transient = Literal["full", "centre"]
+Uncarried = Literal["kxk", "1x1"]
 Block = Literal["auto", "plain", "fast", "lean"]
 ALIGNED = 8  # channels that tensor cores take at once
 
@@ -67,6 +69,27 @@ class PNNHBlock(nn.Module):
             response = response + self.coder(x)
         return self.act(response)
 
+    def to_ordinary(self) -> nn.Sequential:
+        """The block in its stacked form: pre, convolution, activation, (convolution, activation,) convolution, act."""
+        return nn.Sequential(*self.pre, *self._joined(), self.act)
+
+    def to_fast(self) -> nn.Module | None:
+        """Learner beside a coder without matrices. Without such a coder an inverted bottleneck is stacked, its hidden
+        channels filled up to a multiple of 8, and any other block has no faster form than its ordinary one."""
+        coder = None if self.coder is None else fast_form(self.coder)
+        if coder is not None:
+            block = PNNHBlock(pre=self.pre, learner=self.learner, coder=coder, act=self.act)
+            block.drop_path = self.drop_path
+            return block
+        if isinstance(self.learner, JoinedSequential):
+            return JoinedSequential(*self.pre, *self._joined(ALIGNED), self.act)
+        return None
+
+    def _joined(self, multiple: int = 1) -> list[nn.Module]:
+        if self.training:
+            raise Unsupported("is in training mode, where BatchNorm depends on the batch; call .eval() first.")
+        return joined_layers(self.learner, self.coder, multiple)
+
 
 @register_method("pnnh")
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +105,7 @@ class PNNH:
     scale: float = 0.3  # of the last layer at initialisation, relative to He's
     transition: Transition = "coded"  # transitions with a coder of their own, or whole without one
     signed: Signed = "paired"  # blocks with linear output (MobileNet-V2): carry x+ and x-, or put σ after the sum
-    transient: Transient = "full"  # channels that pretext="identity" does not carry: all taps, or the centre tap alone
+    uncarried: Uncarried = "kxk"  # taps for the channels that pretext="identity" does not carry: all, or the centre
     hidden: Mapping[int, int] | None = None  # width of the learner by that of the block, {48: 8}; None: H - C_B
     head_norm: bool | None = None  # a norm before pooling; None: where the network has a place for one (CIFAR ResNets)
     block: Block = "auto"  # plain: the definition; fast: no matrices; lean: less memory; auto: fast, lean in MobileNet
@@ -97,10 +120,10 @@ class PNNH:
                 f"pnnh: ratio={self.ratio} must be above 0 and at most 0.5. A coder as wide as the block is a residual "
                 "connection; it has its own method, 'residual_half'."
             )
-        if self.transient == "centre" and self.pretext != "identity":
+        if self.uncarried == "1x1" and self.pretext != "identity":
             raise ValueError(
-                f"pnnh: transient='centre' needs pretext='identity', the coder whose carried channels are the first "
-                f"ones, and not pretext={self.pretext!r}; transient='full' goes with any."
+                f"pnnh: uncarried='1x1' needs pretext='identity', the coder whose carried channels are the first "
+                f"ones, and not pretext={self.pretext!r}; uncarried='kxk' goes with any."
             )
         if self.hidden is not None:
             object.__setattr__(self, "hidden", check_hidden(self.hidden))
@@ -115,7 +138,7 @@ class PNNH:
         act = self._activation(spec)
         target = self._coder_spec(spec, act)
         hidden = spec.layers[0].out_features
-        make = {**factory(spec.layers[0].conv), "fast": self.block != "plain"}
+        make = {**factory(spec.layers[0].conv), "dense": self.block == "plain"}
         coder: nn.Module | None = None
         code = target.code
         if self.pretext != "none":
@@ -228,8 +251,8 @@ class PNNH:
         """The block's layers at a hidden width (that of a block beside a coder), freshly initialised."""
         if hidden is None:
             hidden = beside(spec, self._coder_spec(spec, self._activation(spec)).code)
-        if self.transient == "centre" and spec.family != "vanilla":
-            raise Unsupported(f"transient='centre' is for blocks of two k x k convolutions, and it is {spec.family}")
+        if self.uncarried == "1x1" and spec.family != "vanilla":
+            raise Unsupported(f"uncarried='1x1' is for blocks of two k x k convolutions, and it is {spec.family}")
         learner = self._sequence(spec.family == "inverted")
         last = len(spec.layers) - 1
         for i, layer in enumerate(spec.layers):
@@ -237,7 +260,7 @@ class PNNH:
             fan_out = spec.out_features if i == last else hidden
             conv = conv_like(layer, fan_in, fan_out)
             scale = self.scale if i == last else 1.0
-            if self.transient == "centre":
+            if self.uncarried == "1x1":
                 assert isinstance(conv, nn.Conv2d)
                 carried = max(1, round(self.ratio * (fan_out if i == last else fan_in)))
                 conv = PartialConv2d(conv, carried, side="writes" if i == last else "reads", scale=scale)
@@ -345,10 +368,8 @@ def conv_like(layer: Layer, fan_in: int, fan_out: int) -> Conv:
     return nn.Conv2d(
         fan_in,
         fan_out,
-        kernel_size=old.kernel_size,  # type: ignore[arg-type]
-        stride=old.stride,  # type: ignore[arg-type]
-        padding=old.padding,  # type: ignore[arg-type]
-        dilation=old.dilation,  # type: ignore[arg-type]
+        old.kernel_size,  # type: ignore[arg-type]
+        **conv_settings(old),
         groups=groups,
         bias=old.bias is not None,
         **factory(old),

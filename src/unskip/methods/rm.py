@@ -37,10 +37,13 @@ from unskip.methods.spec import (
     Layer,
     Unsupported,
     describe,
+    exact,
     factory,
     is_activation,
+    norm_as_affine,
     replace_weight,
     square,
+    ungrouped,
 )
 
 KeepNorm = Literal["keep", "absorb"]
@@ -74,6 +77,23 @@ class RMBlock(nn.Sequential):
         super().__init__(parts)
         self.register_buffer("bound", None if bound is None else torch.tensor(bound, **factory(parts["conv1"])))
 
+    def to_ordinary(self) -> "RMBlock":
+        """The block with its norms absorbed: convolution, bias and activation. In eval mode the same function."""
+        parts: OrderedDict[str, nn.Module] = OrderedDict()
+        before = ""
+        for name, module in self.named_children():
+            conv = parts.get(before)
+            if isinstance(module, BesideNorm) and _absorbable(module.norm):
+                assert isinstance(conv, nn.Conv2d)
+                n = module.channels
+                weight, bias = exact(conv.weight), None if conv.bias is None else exact(conv.bias)[:n]
+                own, shift = _absorb(weight[:n], bias, module.norm)
+                parts[before] = replace_weight(conv, torch.cat([own, weight[n:]]), shift, groups=conv.groups)
+            else:
+                parts[name] = module
+                before = name
+        return RMBlock(parts, None if self.bound is None else self.bound.item())
+
 
 class BesideNorm(nn.Module):
     """A norm of the branch's channels; the carried ones, behind them, pass."""
@@ -91,6 +111,7 @@ class BesideNorm(nn.Module):
 class CappedReLU(nn.Module):
     """min(max(x, 0), cap) with a cap for each channel: 6 where the block has a ReLU6, none where x is carried."""
 
+    is_activation = True
     cap: Tensor
 
     def __init__(self, cap: Tensor) -> None:
@@ -172,7 +193,7 @@ class RM:
         for i, layer in enumerate(layers):
             conv, norm = layer.conv, layer.norm
             assert isinstance(conv, nn.Conv2d)
-            own, bias = _exact(conv.weight), None if conv.bias is None else _exact(conv.bias)
+            own, bias = exact(conv.weight), None if conv.bias is None else exact(conv.bias)
             last = i == len(layers) - 1
             if norm is not None and _absorbable(norm) and (last or self.norm == "absorb"):
                 own, bias = _absorb(own, bias, norm)
@@ -183,14 +204,14 @@ class RM:
             if i > 0 and not last:
                 weight, groups = _beside(own, conv.groups, read, written, taps, self.middle)
             elif len(layers) == 1:
-                weight = _ungrouped(own, conv.groups) + project[..., None, None] * taps
+                weight = ungrouped(own, conv.groups) + project[..., None, None] * taps
             elif last:
-                weight = torch.cat([_ungrouped(own, conv.groups), read.spread(project, 1)[..., None, None] * taps], 1)
+                weight = torch.cat([ungrouped(own, conv.groups), read.spread(project, 1)[..., None, None] * taps], 1)
             else:
-                weight = torch.cat([_ungrouped(own, conv.groups), written.spread(carry, 0)[..., None, None] * taps])
+                weight = torch.cat([ungrouped(own, conv.groups), written.spread(carry, 0)[..., None, None] * taps])
             if last and path.bias is not None:
                 bias = path.bias if bias is None else bias + path.bias
-            parts[f"conv{i + 1}"] = _convolution(conv, weight, bias, groups)
+            parts[f"conv{i + 1}"] = replace_weight(conv, weight, bias, groups=groups)
             if last:
                 break
             if norm is not None:
@@ -304,7 +325,7 @@ class _Path:
 
 def _shortcut(spec: BlockSpec) -> _Path:
     channels = spec.in_features
-    weight = torch.eye(channels, dtype=torch.float64, device=_exact(spec.layers[0].conv.weight).device)
+    weight = torch.eye(channels, dtype=torch.float64, device=exact(spec.layers[0].conv.weight).device)
     bias: Tensor | None = None
     window = stride = 1
     stage = 0  # pooling, then a projection, then a norm; each at most once
@@ -320,8 +341,8 @@ def _shortcut(spec: BlockSpec) -> _Path:
         elif type(module) is nn.Conv2d and stage < 2:
             if module.kernel_size != (1, 1) or not square(module) or (window > 1 and module.stride != (1, 1)):
                 raise Unsupported(f"its projection {module} is not a 1 x 1 convolution without padding")
-            weight = _ungrouped(_exact(module.weight), module.groups)[..., 0, 0]
-            bias = None if module.bias is None else _exact(module.bias)
+            weight = ungrouped(exact(module.weight), module.groups)[..., 0, 0]
+            bias = None if module.bias is None else exact(module.bias)
             stride *= module.stride[0]
             stage = 2
         elif isinstance(module, BatchNorm) and _absorbable(module) and stage < 3 and _is_linear(module):
@@ -423,23 +444,11 @@ def _beside(
         more = read.width // size[0]
         identity = torch.eye(size[1], size[0], dtype=own.dtype, device=own.device)
         return torch.cat([own, identity.repeat(more, 1)[..., None, None] * taps]), groups + more
-    own = _ungrouped(own, groups)
+    own = ungrouped(own, groups)
     weight = own.new_zeros(own.shape[0] + written.width, own.shape[1] + read.width, *taps.shape)
     weight[: own.shape[0], : own.shape[1]] = own
     weight[own.shape[0] + written.on(own.device), own.shape[1] + read.on(own.device)] = taps
     return weight, 1
-
-
-def _ungrouped(weight: Tensor, groups: int) -> Tensor:
-    """The same convolution in one group: block-diagonal."""
-    if groups == 1:
-        return weight
-    rows, size = weight.shape[0] // groups, weight.shape[1]
-    dense = weight.new_zeros(weight.shape[0], size * groups, *weight.shape[2:])
-    for g in range(groups):
-        own = slice(g * rows, (g + 1) * rows)
-        dense[own, g * size : (g + 1) * size] = weight[own]
-    return dense
 
 
 def _taps(conv: nn.Conv2d, window: int, device: torch.device) -> Tensor:
@@ -457,26 +466,9 @@ def _absorbable(norm: nn.Module) -> bool:
 
 
 def _absorb(weight: Tensor, bias: Tensor | None, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """γ (W x + b - μ) / √(ν + ε) + β = (s W) x + (s (b - μ) + β), with s = γ / √(ν + ε)."""
-    assert isinstance(norm, BatchNorm)
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    s = torch.rsqrt(_exact(norm.running_var) + norm.eps)
-    s = s if norm.weight is None else s * _exact(norm.weight)
-    mean = _exact(norm.running_mean)
-    shift = -s * mean if bias is None else s * (bias - mean)
-    shift = shift if norm.bias is None else shift + _exact(norm.bias)
-    return weight * s.view(-1, *[1] * (weight.ndim - 1)), shift
-
-
-def _convolution(conv: nn.Conv2d, weight: Tensor, bias: Tensor | None, groups: int) -> nn.Conv2d:
-    """A convolution like this one with other weights; where it is wider than its bias, that goes on with zeros."""
-    new = replace_weight(conv, weight, extra_bias=len(weight) - conv.out_channels, groups=groups)
-    assert isinstance(new, nn.Conv2d)
-    if bias is not None:
-        bias = torch.cat([bias, bias.new_zeros(len(weight) - len(bias))])
-        new.bias = nn.Parameter(bias.to(**_like(new.weight)))
-    return new
+    """s (W x + b) + t = (s W) x + (s b + t)."""
+    s, t = norm_as_affine(norm)
+    return weight * s.view(-1, *[1] * (weight.ndim - 1)), t if bias is None else s * bias + t
 
 
 def _without_activation(norm: nn.Module) -> nn.Module:
@@ -504,32 +496,6 @@ def _extended(act: nn.Module, own: int, carried: int, like: Tensor, scaled: bool
 
 def _like(tensor: Tensor) -> dict[str, Any]:
     return {"dtype": tensor.dtype, "device": tensor.device}
-
-
-def _exact(tensor: Tensor) -> Tensor:
-    """In float64, where that exists: on the CPU, or without weights on the meta device."""
-    return tensor.detach().to("meta" if tensor.is_meta else "cpu", torch.float64)
-
-
-# What may be done with a converted network
-
-
-def absorbed(block: RMBlock) -> RMBlock:
-    """The block with its norms absorbed: convolution, bias and activation. In eval mode the same function."""
-    parts: OrderedDict[str, nn.Module] = OrderedDict()
-    before = ""
-    for name, module in block.named_children():
-        conv = parts.get(before)
-        if isinstance(module, BesideNorm) and _absorbable(module.norm):
-            assert isinstance(conv, nn.Conv2d)
-            n = module.channels
-            weight, bias = _exact(conv.weight), None if conv.bias is None else _exact(conv.bias)[:n]
-            own, shift = _absorb(weight[:n], bias, module.norm)
-            parts[before] = _convolution(conv, torch.cat([own, weight[n:]]), shift, conv.groups)
-        else:
-            parts[name] = module
-            before = name
-    return RMBlock(parts, None if block.bound is None else block.bound.item())
 
 
 @torch.no_grad()

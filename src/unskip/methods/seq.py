@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip.coders import CoderBank, is_replica
+from unskip._core.layers import conv_settings, layer_with
+from unskip.coders import CoderBank
 from unskip.methods.inits import Init, pair_weights, tall_weight
 from unskip.methods.pnnh import norm_like
 from unskip.methods.registry import check_options, register_method
@@ -51,26 +52,15 @@ class TiedConv(nn.Module):
         return weight.transpose(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight.to(x.device) if is_replica(self) else self.weight
+        # A replica of nn.DataParallel has tensors of its own, but the partner of the first device.
+        weight = self.weight.to(x.device) if getattr(self, "_is_replica", False) else self.weight
         if isinstance(self._partner[0], nn.Conv2d):
             return F.conv2d(x, weight, self.bias)
         return F.linear(x, weight, self.bias)
 
-    @torch.no_grad()
-    def untied(self) -> Conv:
-        """The plain layer with this weight as its own."""
-        weight, bias = self.weight, self.bias
-        make = {"bias": bias is not None, **factory(self._partner[0])}
-        layer: Conv
-        if isinstance(self._partner[0], nn.Conv2d):
-            layer = nn.Conv2d(weight.shape[1], weight.shape[0], 1, **make)
-        else:
-            layer = nn.Linear(weight.shape[1], weight.shape[0], **make)
-        layer.weight.copy_(weight)
-        if bias is not None:
-            assert layer.bias is not None
-            layer.bias.copy_(bias)
-        return layer
+    def to_ordinary(self) -> Conv:
+        """The ordinary layer with this weight as its own."""
+        return layer_with(self.weight, self.bias)
 
 
 class SeqBlock(nn.Sequential):
@@ -248,12 +238,7 @@ def _spatial(spec: BlockSpec, conv: Conv) -> dict[str, Any]:
     assert isinstance(conv, nn.Conv2d)
     if conv.groups != 1:
         raise Unsupported(f"its convolution has {conv.groups} groups, and the pairs of seq have dense convolutions")
-    return {
-        "kernel_size": conv.kernel_size,
-        "stride": spec.stride,
-        "padding": conv.padding,
-        "dilation": conv.dilation,
-    }
+    return {**conv_settings(conv), "kernel_size": conv.kernel_size, "stride": spec.stride}
 
 
 def _norm(spec: BlockSpec) -> nn.Module:

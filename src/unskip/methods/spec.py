@@ -16,7 +16,9 @@ import torch
 from timm.layers import DropPath
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from unskip._core.layers import conv_settings, layer_with
 from unskip._core.modules import square
 
 Conv = nn.Conv2d | nn.Linear
@@ -204,29 +206,37 @@ def factory(module: nn.Module) -> dict[str, Any]:
     return {"device": weight.device, "dtype": weight.dtype}
 
 
-def replace_weight(conv: Conv, weight: Tensor, *, extra_bias: int = 0, groups: int = 1) -> Conv:
-    """A layer like this one with another weight; its bias is continued with zeros."""
-    bias = conv.bias
-    if bias is not None and extra_bias:
-        bias = torch.cat([bias, bias.new_zeros(extra_bias)])
-    new: Conv
-    if isinstance(conv, nn.Linear):
-        new = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, **factory(conv))
-    else:
-        new = nn.Conv2d(
-            weight.shape[1] * groups,
-            weight.shape[0],
-            conv.kernel_size,  # type: ignore[arg-type]
-            stride=conv.stride,  # type: ignore[arg-type]
-            padding=conv.padding,  # type: ignore[arg-type]
-            dilation=conv.dilation,  # type: ignore[arg-type]
-            groups=groups,
-            bias=bias is not None,
-            **factory(conv),
-        )
-    with torch.no_grad():
-        new.weight.copy_(weight)
-        if bias is not None:
-            assert new.bias is not None
-            new.bias.copy_(bias)
-    return new
+def replace_weight(conv: Conv, weight: Tensor, bias: Tensor | None, *, groups: int = 1) -> Conv:
+    """A layer like this one with another weight and bias. A bias shorter than the weight is continued with zeros."""
+    weight = weight.to(conv.weight)
+    bias = None if bias is None else F.pad(bias, (0, len(weight) - len(bias))).to(weight)
+    settings = {} if isinstance(conv, nn.Linear) else {**conv_settings(conv), "groups": groups}
+    return layer_with(weight, bias, **settings)
+
+
+def ungrouped(weight: Tensor, groups: int) -> Tensor:
+    """The same convolution in one group: block-diagonal."""
+    if groups == 1:
+        return weight
+    rows, size = weight.shape[0] // groups, weight.shape[1]
+    dense = weight.new_zeros(weight.shape[0], size * groups, *weight.shape[2:])
+    for g in range(groups):
+        own = slice(g * rows, (g + 1) * rows)
+        dense[own, g * size : (g + 1) * size] = weight[own]
+    return dense
+
+
+def norm_as_affine(norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """s and t of a BatchNorm in eval mode, γ (x - μ) / √(ν + ε) + β = s x + t, in float64."""
+    assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    s = torch.rsqrt(exact(norm.running_var) + norm.eps)
+    s = s if norm.weight is None else s * exact(norm.weight)
+    t = -exact(norm.running_mean) * s
+    return s, t if norm.bias is None else t + exact(norm.bias)
+
+
+def exact(tensor: Tensor) -> Tensor:
+    """In float64, where that exists: on the CPU, or without weights on the meta device."""
+    return tensor.detach().to("meta" if tensor.is_meta else "cpu", torch.float64)

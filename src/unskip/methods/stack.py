@@ -7,65 +7,59 @@ BatchNorm is absorbed, so a block must be in eval mode. What comes out is convol
 """
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-from unskip.coders import Coder, CoderRef, TransitionCoder
-from unskip.kernels.depthwise import JoinedSequential
-from unskip.methods.dirac import DiracConv2d, DiracLinear, fold_dirac
-from unskip.methods.partial import PartialConv2d
-from unskip.methods.pnnh import PNNHBlock
-from unskip.methods.rm import RMBlock, absorbed
-from unskip.methods.seq import TiedConv
-from unskip.methods.spec import BlockSpec, Conv, Unsupported, replace_weight
+from unskip._core.layers import fast_form, ordinary
+from unskip.methods.spec import BlockSpec, Conv, Unsupported, replace_weight, ungrouped
 
 
-def stacked(network: nn.Module, *, keep: Collection[str] = (), multiple: int = 1) -> nn.Module:
-    """A copy of the network with every PNNH block in its stacked form, every Dirac, tied or centred layer a plain one.
+def stacked(model: nn.Module, *, fast: bool = False, dense: Collection[str] = ()) -> nn.Module:
+    """A copy of the model with every special layer as its ordinary one (`unskip._core.layers.SpecialLayer`).
 
-    Blocks of rm come without their norms.
+    PNNH blocks become their stacked form, blocks of rm lose their norms, Dirac, tied and partial layers become plain.
 
     Args:
-        network: in eval mode.
-        keep: paths of PNNH blocks that stay as they are.
-        multiple: hidden channels of a depthwise convolution are filled up to a multiple of this, with zeros.
+        model: in eval mode.
+        fast: keep the layers that are faster than their ordinary ones.
+        dense: paths of layers that become ordinary even then.
     """
-    network = copy.deepcopy(network)
-    for path, module in list(network.named_modules()):
-        if isinstance(module, PNNHBlock) and path not in keep:
-            plain: nn.Module = stack(module, path or "the block", multiple)
-        elif isinstance(module, RMBlock):
-            plain = absorbed(module).train(module.training)
-        else:
-            plain = plain_layer(module)
-        if plain is module:
-            continue
-        network = replaced(network, module, plain)
-    return network
+    done: dict[nn.Module, nn.Module] = {}
+
+    def form(module: nn.Module, path: str) -> nn.Module:
+        if module not in done:
+            kept = fast_form(module) if fast and path not in dense else None
+            new = stack(module, path or "the block") if kept is None else kept
+            done[module] = done[new] = new
+            for name, child in new._modules.items():
+                if child is not None:
+                    new._modules[name] = form(child, f"{path}.{name}".lstrip("."))
+        return done[module]
+
+    return form(copy.deepcopy(model), "")
 
 
-def plain_layer(module: nn.Module) -> nn.Module:
-    """A layer whose weight is made from others as the ordinary one that it is; any other module as it is."""
-    if isinstance(module, DiracConv2d | DiracLinear):
-        return fold_dirac(module).train(module.training)
-    if isinstance(module, TiedConv):
-        return module.untied().train(module.training)
-    return module.plain().train(module.training) if isinstance(module, PartialConv2d) else module
+def stack(module: nn.Module, path: str = "the block") -> nn.Module:
+    """A special layer as its ordinary one, for instance a PNNH block in its stacked form; any other as it is."""
+    try:
+        return ordinary(module)
+    except Unsupported as reason:
+        raise ValueError(f"stack: {path} {reason}") from reason
 
 
-def replaced(network: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
-    """The network with one module in the place of another, wherever that stands."""
-    if network is old:
+def replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """The model with one module in the place of another, wherever that stands."""
+    if model is old:
         return new
-    for parent in network.modules():
+    for parent in model.modules():
         for name, child in parent._modules.items():
             if child is old:
                 parent._modules[name] = new
-    return network
+    return model
 
 
 def absorb(norm: nn.Module, layer: Conv) -> Conv:
@@ -80,63 +74,44 @@ def absorb(norm: nn.Module, layer: Conv) -> Conv:
     return fused
 
 
-def stack(block: PNNHBlock, path: str = "the block", multiple: int = 1) -> nn.Sequential:
-    """One PNNH block as pre, convolution, activation, (convolution, activation,) convolution, activation.
+@torch.no_grad()
+def joined_layers(learner: Iterable[nn.Module], coder: nn.Module | None, multiple: int = 1) -> list[nn.Module]:
+    """Learner and coder as convolution, activation, (convolution, activation,) convolution.
 
-    `multiple` is that of `stacked`.
+    Args:
+        learner: its layers in eval mode.
+        coder: a special layer.
+        multiple: hidden channels of a depthwise convolution are filled up to a multiple of this, with zeros.
     """
-    if block.training:
-        raise ValueError(
-            f"stack: {path} is in training mode, where BatchNorm depends on the batch; call .eval() first."
-        )
     try:
-        layers = BlockSpec(path=path, branch=tuple(map(plain_layer, block.learner))).layers
+        layers = BlockSpec(path="", branch=tuple(map(ordinary, learner))).layers
     except Unsupported as reason:
-        raise ValueError(
-            f"stack: {path} can't become one ordinary block, for {reason}. A layer whose weight is made from others is "
-            "an ordinary one after torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')."
+        raise Unsupported(
+            f"can't become one ordinary block, for {reason}. A layer whose weight is made from others is an ordinary "
+            "one after torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')."
         ) from reason
     convs = []
     for layer in layers:
-        if layer.norm is None:
-            convs.append(layer.conv)
-        elif getattr(layer.norm, "running_mean", None) is not None:
-            convs.append(absorb(layer.norm, layer.conv))
-        else:
-            raise ValueError(
-                f"stack: the {type(layer.norm).__name__} in {path} depends on its input; it can't be absorbed."
-            )
-    if block.coder is not None:
-        convs = beside(convs, stackable(block.coder, convs))
+        if layer.norm is not None and getattr(layer.norm, "running_mean", None) is None:
+            raise Unsupported(f"has a {type(layer.norm).__name__} that depends on its input; it can't be absorbed.")
+        convs.append(layer.conv if layer.norm is None else absorb(layer.norm, layer.conv))
+    if coder is not None:
+        convs = beside(convs, coder_weights(coder, convs))
     if len(convs) == 3 and isinstance(middle := convs[1], nn.Conv2d) and middle.groups == middle.in_channels:
         spare = -middle.in_channels % multiple
         convs = beside(convs, zeros(convs, spare)) if spare else convs
-    parts: list[nn.Module] = [*block.pre]
+    found: list[nn.Module] = []
     for layer, conv in zip(layers, convs, strict=True):
-        parts += [conv] if layer.act is None else [conv, layer.act]
-    kind = JoinedSequential if isinstance(block.learner, JoinedSequential) else nn.Sequential
-    return kind(*parts, block.act).eval()
+        found += [conv] if layer.act is None else [conv, layer.act]
+    return found
 
 
-def stackable(coder: nn.Module, convs: list[Conv]) -> list[Tensor]:
-    """The coder's weights, one for each convolution of the learner, with that convolution's kernel."""
-    kernels = [1 if isinstance(conv, nn.Linear) else conv.kernel_size[0] for conv in convs]
-    if isinstance(coder, TransitionCoder):
-        target, stride = held(coder.target), coder.stride
-        dec = target.dec if coder.spread is None else torch.einsum("ob...,bc->oc...", target.dec, coder.spread)
-        code = dec.shape[1]
-        mix = torch.eye(code, device=dec.device, dtype=dec.dtype) if coder.mix is None else coder.mix
-        if dec.ndim == 2:
-            return [mix, dec]
-        if len(convs) == 2:
-            return [mix[..., None, None] * pooling_taps(dec, kernels[0], stride), widen(dec, kernels[1])]
-        middle = dec.new_ones(code, 1, 1, 1) * pooling_taps(dec, kernels[1], stride)
-        return [mix[..., None, None], middle, widen(dec, kernels[2])]
-    weights = held(coder)
-    if len(convs) == 2:
-        return [widen(weights.enc, kernels[0]), widen(weights.dec, kernels[1])]
-    middle = widen(weights.enc.new_ones(weights.enc.shape[0], 1, 1, 1), kernels[1])
-    return [weights.enc, middle, weights.dec]
+def coder_weights(coder: nn.Module, convs: list[Conv]) -> list[Tensor]:
+    """The weights of the coder's ordinary layers, one for each convolution of the learner, with that one's kernel."""
+    weights = [layer.weight for layer in ordinary(coder).modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    if len(weights) == 2 and len(convs) == 3:
+        weights.insert(1, nn.Parameter(weights[0].new_ones(len(weights[0]), 1, 1, 1)))  # the identity between the two
+    return [widen(weight, conv.weight.shape[-1]) for weight, conv in zip(weights, convs, strict=True)]
 
 
 def zeros(convs: list[Conv], channels: int) -> list[Tensor]:
@@ -146,12 +121,6 @@ def zeros(convs: list[Conv], channels: int) -> list[Tensor]:
     return [first.new_zeros(shape) for shape in shapes]
 
 
-def held(coder: nn.Module) -> Coder:
-    coder = coder.coder if isinstance(coder, CoderRef) else coder
-    assert isinstance(coder, Coder)
-    return coder
-
-
 def widen(weight: Tensor, kernel: int) -> Tensor:
     """A kernel in the middle of a larger one."""
     if weight.ndim == 2 or weight.shape[-1] == kernel:
@@ -159,24 +128,16 @@ def widen(weight: Tensor, kernel: int) -> Tensor:
     return F.pad(weight, [(kernel - weight.shape[-1]) // 2] * 4)
 
 
-def pooling_taps(like: Tensor, kernel: int, stride: int) -> Tensor:
-    """Average pooling of stride x stride windows as a k x k kernel: the taps from the centre on."""
-    taps = like.new_zeros(kernel, kernel)
-    centre = kernel // 2
-    taps[centre : centre + stride, centre : centre + stride] = 1 / stride**2
-    return taps
-
-
 def beside(convs: list[Conv], coder: list[Tensor]) -> list[Conv]:
     """The learner's convolutions with the coder's weights set beside them."""
-    first = replace_weight(convs[0], torch.cat([convs[0].weight, coder[0]]), extra_bias=coder[0].shape[0])
-    last = replace_weight(convs[-1], torch.cat([convs[-1].weight, coder[-1]], dim=1))
+    first = replace_weight(convs[0], torch.cat([convs[0].weight, coder[0]]), convs[0].bias)
+    last = replace_weight(convs[-1], torch.cat([convs[-1].weight, coder[-1]], dim=1), convs[-1].bias)
     if len(convs) == 2:
         return [first, last]
     middle = convs[1]
     assert isinstance(middle, nn.Conv2d)
     weight, groups = beside_grouped(middle, coder[1])
-    return [first, replace_weight(middle, weight, extra_bias=coder[1].shape[0], groups=groups), last]
+    return [first, replace_weight(middle, weight, middle.bias, groups=groups), last]
 
 
 def beside_grouped(conv: nn.Conv2d, pointwise: Tensor) -> tuple[Tensor, int]:
@@ -189,11 +150,7 @@ def beside_grouped(conv: nn.Conv2d, pointwise: Tensor) -> tuple[Tensor, int]:
             * pointwise
         )
         return torch.cat([conv.weight, own]), conv.groups + code // size
-    rows = conv.out_channels // conv.groups
-    weight = conv.weight.new_zeros(conv.out_channels + code, conv.in_channels + code, *conv.kernel_size)
-    for g in range(conv.groups):
-        own_rows = slice(g * rows, (g + 1) * rows)
-        weight[own_rows, g * size : (g + 1) * size] = conv.weight[own_rows]
+    weight = F.pad(ungrouped(conv.weight, conv.groups), (0, 0, 0, 0, 0, code, 0, code))
     index = torch.arange(code, device=weight.device)
     weight[conv.out_channels + index, conv.in_channels + index] = pointwise[:, 0]
     return weight, 1

@@ -41,9 +41,9 @@ def about(name: str) -> About:
 
 
 def frozen_weights(network: nn.Module) -> int:
-    """Weights of the network's coders."""
+    """Weights of the network's coders, also those of a closed form, which stores none."""
     coders = (module for module in network.modules() if isinstance(module, Coder | TransitionCoder))
-    return sum(buffer.numel() for coder in coders for buffer in coder.buffers(recurse=False))
+    return sum(matrix.numel() for coder in coders for matrix in coder.matrices().values())
 
 
 def skips_left(network: nn.Module) -> str:

@@ -34,7 +34,7 @@ PRESETS: dict[str, dict[str, Any]] = {"pnnh": {"pretext": "identity"}}
 # parameters, with these widths of their learners (docs/results.md).
 WIDTHS = tuple(3 * width for width in HE)
 WIDE: dict[str, Any] = {
-    "pretext": "identity", "transient": "centre", "hidden": dict(zip(WIDTHS, (8, 12, 19), strict=True)),
+    "pretext": "identity", "uncarried": "1x1", "hidden": dict(zip(WIDTHS, (8, 12, 19), strict=True)),
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from unskip.methods.spec import BlockSpec, parts
+from unskip.methods.spec import BlockSpec, Unsupported, parts, replace_weight
 from unskip.models.cifar import HE, CifarNet, PadShortcut
 from unskip.models.named import CIFAR
 from unskip.models.registry import network
@@ -47,6 +47,7 @@ class OneLayerBlock(nn.Module, ABC):
     """y = relu(p(x)) or, with a skip, y = relu(skip(x) + p(x)); p is one layer with a bias, `layer`."""
 
     conv: nn.Conv2d  # its kernel holds the ID entries
+    skip_remedy = "unskip.models.to_plain makes this network plain, exactly"
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,6 +57,10 @@ class OneLayerBlock(nn.Module, ABC):
     @property
     def skip_free(self) -> bool:
         return self.skip is None
+
+    @property
+    def keeps_skip(self) -> bool:
+        return self.skip is not None
 
     def layer(self, x: Tensor) -> Tensor:
         return self.conv(x)
@@ -131,6 +136,25 @@ class DominantBlock(OneLayerBlock):
         if self.lower is not None:
             return PadShortcut(stride, self.lower.out_channels)
         return RepeatShortcut(stride, self.times) if stride > 1 or self.times > 1 else nn.Identity()
+
+    @torch.no_grad()
+    def to_ordinary(self) -> nn.Sequential:
+        """relu(p * x), p zero but where a channel reads the one of its own number, or all of them by `lower`."""
+        if self.keeps_skip:
+            raise Unsupported(f"keeps its skip connection; {self.skip_remedy}.")
+        conv, lower = self.conv, self.lower
+        if self.times == 1 and lower is None:
+            return nn.Sequential(conv, self.act)
+        inputs = conv.in_channels // self.times
+        c = torch.arange(conv.out_channels, device=conv.weight.device)
+        kernel = conv.weight.new_zeros(conv.out_channels, inputs, *conv.kernel_size)
+        kernel[c, c % inputs] = conv.weight[:, 0]
+        bias = conv.bias
+        if lower is not None:
+            assert bias is not None
+            assert lower.bias is not None
+            kernel, bias = torch.cat([kernel, lower.weight]), torch.cat([bias, lower.bias])
+        return nn.Sequential(replace_weight(conv, kernel, bias), self.act)
 
 
 class SimplifiedNet(CifarNet):

@@ -4,7 +4,7 @@
                                                            behind it, where that does not pad)
     W_2 σ(W_1 x) + W_dec σ(W_enc x)  =  W_2' σ(W_1' x)     learner and coder are one layer (`unskip.methods.stack`)
     CReLU(W x)  =  ReLU([W; -W] x)                         looks_linear
-    Ŵ, Wᵀ and the kernels of dominant paths                become the weights of plain layers
+    Ŵ, Wᵀ and whatever a special layer computes with       become weights of ordinary ones (`unskip._core.layers`)
 
 Weights are computed in float64. What comes out is compared with what went in before anybody gets it.
 """
@@ -17,16 +17,12 @@ from timm.layers import DropPath
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
+from unskip._core.layers import has_ordinary_weight
 from unskip._core.modules import unwrap
-from unskip.coders import ClosedFormCoder, ClosedFormTransition, Coder, CoderRef, TransitionCoder, closed_of
-from unskip.kernels.depthwise import JoinedSequential
-from unskip.kernels.stem import LAYERS as PLAIN_LAYERS
-from unskip.kernels.stem import PooledStem, StemConv2d, StemPool
-from unskip.methods import CappedReLU, CReLU, PNNHBlock, SReLU, Unsupported, replaced, stacked
-from unskip.methods.pnnh import ALIGNED
-from unskip.methods.spec import NORMS, Conv, is_activation, replace_weight
+from unskip.kernels.stem import PooledStem, is_folded_stem
+from unskip.methods import CReLU, Unsupported, replaced, stacked
+from unskip.methods.spec import NORMS, Conv, is_activation, norm_as_affine, replace_weight
 from unskip.methods.stack import absorb
-from unskip.models.simplified import DominantBlock, OneLayerBlock
 from unskip.ship.proof import find_example, in_float64, proven
 from unskip.ship.tracing import Step, trace
 from unskip.ship.verify import Check
@@ -89,20 +85,12 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
     original = in_float64("fold", network)
     x = find_example("fold", original, example)
     transformer = any(isinstance(module, tuple(SKIP_FREE.values())) for module in original.modules())
-    _refuse_folded(original)
     _refuse_skips(original)
     if not transformer:
         _refuse_norms(original)
 
     fast = form == "fast"
-    folded = stacked(original, keep=_kept(original, x) if fast else (), multiple=ALIGNED if fast else 1)
-    for module in list(folded.modules()):
-        if isinstance(module, PNNHBlock):
-            module.coder = _cheap(module)
-        elif isinstance(module, DominantBlock):
-            folded = replaced(folded, module, _dominant(module))
-        elif isinstance(module, StemConv2d | StemPool | JoinedSequential) and not fast:
-            folded = replaced(folded, module, module.to_ordinary())
+    folded = stacked(original, fast=fast, dense=_read_by_norms(original, x) if fast else ())
     if not transformer:
         folded = _without_chance(folded)
     folded = absorb_norms(folded, x)
@@ -117,26 +105,15 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
     return folded
 
 
-def _refuse_folded(network: nn.Module) -> None:
-    """A coder in its cheap form has no weights left to fold."""
-    for path, module in network.named_modules():
-        if isinstance(module, ClosedFormCoder | ClosedFormTransition):
-            raise Refusal(path, "is folded in form 'fast' already; use the network as it is, or fold the trained one.")
-
-
 def _refuse_skips(network: nn.Module) -> None:
     """Names the first block with a skip connection of its own."""
     for path, module in network.named_modules():
-        if isinstance(module, OneLayerBlock) and not module.skip_free:
-            raise Refusal(
-                path,
-                "keeps its skip connection; unskip.models.to_plain makes this network plain, exactly, before fold.",
-            )
         if getattr(module, "keeps_skip", False):
+            rm = "where it is made of convolutions, unskip.plainify(network, 'rm') removes it exactly"
+            remedy = getattr(module, "skip_remedy", rm)
             raise Refusal(
-                path, f"({type(module).__name__}) keeps its skip connection, and fold is for plain networks; where it "
-                "is made of convolutions, unskip.plainify(network, 'rm') removes it exactly."
-            )  # fmt: skip
+                path, f"({type(module).__name__}) keeps its skip connection, and fold is for plain networks; {remedy}."
+            )
     for path, block, reader in find_blocks(network):
         try:
             skip = reader is not None and reader.read(block, path).skip
@@ -158,48 +135,14 @@ def _refuse_norms(network: nn.Module) -> None:
             )
 
 
-def _kept(network: nn.Module, x: Tensor) -> set[str]:
-    """Paths of the blocks whose coder is cheaper by itself. A norm behind the sum of the two makes them one layer."""
+def _read_by_norms(network: nn.Module, x: Tensor) -> set[str]:
+    """Paths of modules, not themselves layers, whose output a norm reads. It goes into their ordinary layer."""
     normed = {
         step.sources[0].module
         for step in trace(network, x.clone())
-        if step.function == "batch_norm" and step.sources[0] is not None
+        if step.function == "batch_norm" and step.sources[0] is not None and step.sources[0].function not in LAYERS
     }
-    return {
-        path
-        for path, block in network.named_modules()
-        if isinstance(block, PNNHBlock) and block not in normed and _cheap(block) is not None
-    }
-
-
-def _cheap(block: PNNHBlock) -> ClosedFormCoder | ClosedFormTransition | None:
-    coder = block.coder.coder if isinstance(block.coder, CoderRef) else block.coder
-    if isinstance(coder, TransitionCoder):
-        transition = coder.cheap()
-        return None if transition is None else transition.eval()
-    closed = closed_of(coder.enc, coder.dec, coder.act, coder.depth) if isinstance(coder, Coder) else None
-    return None if closed is None else ClosedFormCoder(closed).eval()
-
-
-@torch.no_grad()
-def _dominant(block: DominantBlock) -> nn.Module:
-    """relu(p * x) with one kernel p: zero but where a channel reads the one of its own number, or all of `lower`."""
-    conv = block.conv
-    if block.times == 1 and block.lower is None:
-        return nn.Sequential(conv, block.act)
-    inputs = conv.in_channels // block.times
-    c = torch.arange(conv.out_channels, device=conv.weight.device)
-    kernel = conv.weight.new_zeros(conv.out_channels, inputs, *conv.kernel_size)
-    kernel[c, c % inputs] = conv.weight[:, 0]
-    dense = replace_weight(conv, kernel)
-    if block.lower is not None:
-        assert dense.bias is not None
-        assert block.lower.bias is not None
-        bias = torch.cat([dense.bias, block.lower.bias])
-        dense = replace_weight(conv, torch.cat([kernel, block.lower.weight]), extra_bias=len(block.lower.bias))
-        assert dense.bias is not None
-        dense.bias.copy_(bias)
-    return nn.Sequential(dense, block.act)
+    return {path for path, module in network.named_modules() if module in normed}
 
 
 def _without_chance(network: nn.Module) -> nn.Module:
@@ -255,7 +198,7 @@ def _runs(steps: list[Step]) -> dict[nn.Module, list[Step]]:
 
 
 def _is_layer(step: Step | None) -> bool:
-    return step is not None and step.function in LAYERS and type(step.module) in PLAIN_LAYERS
+    return step is not None and step.function in LAYERS and has_ordinary_weight(step.module)
 
 
 def _layer_before(own: list[Step], runs: dict[nn.Module, list[Step]]) -> Conv | None:
@@ -307,22 +250,17 @@ def _activates(norm: nn.Module) -> bool:
 
 @torch.no_grad()
 def _absorb_backwards(norm: BatchNorm, layer: Conv) -> Conv:
-    """W (s x + t) + b = (W s) x + (W t + b), with s = γ / √(ν + ε) and t = β - μ s."""
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    s = torch.rsqrt(norm.running_var + norm.eps)
-    s = s if norm.weight is None else s * norm.weight
-    t = -norm.running_mean * s
-    t = t if norm.bias is None else t + norm.bias
+    """W (s x + t) + b = (W s) x + (W t + b)."""
+    s, t = norm_as_affine(norm)
     groups = layer.groups if isinstance(layer, nn.Conv2d) else 1
     weight = layer.weight
     # (out, in / groups): what each row of the weight reads
     s, t = (v.view(groups, -1).repeat_interleave(weight.shape[0] // groups, 0) for v in (s, t))
     column = (*s.shape, *[1] * (weight.ndim - 2))
-    new = replace_weight(layer, weight * s.view(column), groups=groups)
     shift = (weight * t.view(column)).flatten(1).sum(1)
-    new.bias = nn.Parameter(shift if layer.bias is None else layer.bias + shift)
-    return new
+    return replace_weight(
+        layer, weight * s.view(column), shift if layer.bias is None else layer.bias + shift, groups=groups
+    )
 
 
 def _why_not(norm: BatchNorm, step: Step) -> str:
@@ -346,13 +284,8 @@ def _absorb_crelu(network: nn.Module, x: Tensor) -> nn.Module:
         layer = _layer_before(own, runs)
         if layer is None or (isinstance(layer, nn.Conv2d) and layer.groups > 1):
             continue
-        with torch.no_grad():
-            mirrored = replace_weight(
-                layer, torch.cat([layer.weight, -layer.weight]), extra_bias=0 if layer.bias is None else len(layer.bias)
-            )
-            if layer.bias is not None:
-                assert mirrored.bias is not None
-                mirrored.bias.copy_(torch.cat([layer.bias, -layer.bias]))
+        bias = None if layer.bias is None else torch.cat([layer.bias, -layer.bias])
+        mirrored = replace_weight(layer, torch.cat([layer.weight, -layer.weight]), bias)
         network = replaced(replaced(network, layer, mirrored), act, nn.ReLU().eval())
         runs[mirrored] = runs.pop(layer)
         for step in runs[mirrored]:
@@ -362,19 +295,16 @@ def _absorb_crelu(network: nn.Module, x: Tensor) -> nn.Module:
 
 def pool_stem(network: nn.Module, x: Tensor) -> nn.Module:
     """A stem of ours, convolution with bias, ReLU and pooling that nothing else reads, as one module."""
-    pool = next((module for module in network.modules() if type(module) is StemPool), None)
-    if pool is None:
-        return network
     runs = _runs(trace(network, x.clone()))
-    found: list[nn.Module] = [pool]
-    while len(found) < 3:
+    pool = next((module for module, own in runs.items() if own[0].function == "max_pool2d"), None)
+    found = [] if pool is None else [pool]
+    while 0 < len(found) < 3:
         first = runs.get(found[0], [])
         source = first[0].sources[0] if len(first) == 1 else None
         if source is None or len(source.readers) != 1:
             return network
         found.insert(0, source.module)
-    conv, act, _ = found
-    if type(conv) is not StemConv2d or conv.bias is None or type(act) is not nn.ReLU or len(runs[conv]) != 1:
+    if not found or not is_folded_stem(*found) or len(runs[found[0]]) != 1:
         return network
     stem = PooledStem()
     for module, new in zip(found, (stem, nn.Identity(), nn.Identity()), strict=True):
@@ -389,7 +319,7 @@ def _refuse_leftovers(steps: list[Step]) -> None:
         module = step.module
         if step.function in LAYERS | POOLING | SHAPES | ACTIVATIONS or is_activation(module):
             continue
-        if isinstance(module, SReLU | CReLU | CappedReLU | ClosedFormCoder | ClosedFormTransition | PNNHBlock):
+        if getattr(module, "is_activation", False) or hasattr(module, "to_fast"):
             continue
         if len(step.sources) > 1 and step.function in ("add", "add_", "iadd", "__add__", "__iadd__"):
             raise Refusal(step.where, f"({type(module).__name__}) adds two tensors: it keeps a skip connection.")

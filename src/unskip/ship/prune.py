@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from unskip._core.layers import has_ordinary_weight
 from unskip._core.modules import unwrap
-from unskip.kernels.stem import LAYERS
 from unskip.methods import CappedReLU, SReLU
 from unskip.methods.pnnh import ALIGNED
 from unskip.methods.spec import Conv, is_activation
@@ -94,7 +94,9 @@ def _chains(network: nn.Module, x: Tensor) -> list[_Chain]:
     def alone(step: Step) -> bool:
         """A layer that runs once and shares no weight."""
         module = step.module
-        return type(module) in LAYERS and runs[module] == 1 and all(holders[id(p)] == 1 for p in module.parameters())
+        return (
+            has_ordinary_weight(module) and runs[module] == 1 and all(holders[id(p)] == 1 for p in module.parameters())
+        )
 
     chains = []
     for step in steps:

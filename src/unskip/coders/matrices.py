@@ -1,6 +1,6 @@
-"""Closed-form coders: nothing to fit (Zhang et al. 2024, arXiv:2402.08645, Eq. 5 and Appendix C).
+"""Weights of coders that are not fitted: W_enc (C_B, C) and W_dec (C, C_B), by a formula or drawn at random.
 
-Each is a pair of matrices: W_enc (C_B, C) and W_dec (C, C_B).
+Zhang et al. 2024, arXiv:2402.08645, Eq. 5 and Appendix C.
 """
 
 import math
@@ -16,10 +16,10 @@ Matrices = tuple[Tensor, Tensor]
 
 def averaging(groups: int, channels: int) -> Tensor:
     """(groups, channels): row g is 1/sqrt(n_g) on the n_g neighbouring channels of group g. Rows are orthonormal."""
-    matrix = torch.zeros(groups, channels, dtype=torch.float64, device="cpu")
-    for g, members in enumerate(torch.arange(channels, device="cpu").tensor_split(groups)):
-        matrix[g, members] = 1 / math.sqrt(len(members))
-    return matrix
+    size, larger = divmod(channels, groups)
+    rows = [torch.full((1, size + (g < larger)), (size + (g < larger)) ** -0.5, dtype=torch.float64, device="cpu")
+            for g in range(groups)]  # fmt: skip
+    return torch.block_diag(*rows)
 
 
 def group_average(spec: CoderSpec) -> Matrices:

@@ -1,0 +1,73 @@
+"""The protocol of special layers: a layer that is an ordinary one in other parameters, or computed another way.
+
+`unskip.fold` and `unskip.methods.stacked` know no class of layer but PyTorch's own. They ask each layer for its
+ordinary one, so that a layer of another package folds too.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+
+@runtime_checkable
+class SpecialLayer(Protocol):
+    """An nn.Module that knows an ordinary module with the same function.
+
+    A layer that is faster than its ordinary one may have a second method, `to_fast() -> nn.Module | None`: the module
+    that `fold(model, "fast")` keeps, itself or another; None if the ordinary one is as fast.
+    """
+
+    def to_ordinary(self) -> nn.Module:
+        """The module of ordinary layers (convolution, linear layer, activation, pooling) with the same function.
+
+        In eval mode, where the two may differ in training. Raises `unskip.methods.Unsupported` with a reason if there
+        is none.
+        """
+        ...
+
+
+def ordinary(layer: nn.Module) -> nn.Module:
+    """The ordinary module of a special layer, in the same mode; any other module as it is."""
+    return layer.to_ordinary().train(layer.training) if isinstance(layer, SpecialLayer) else layer
+
+
+def fast_form(layer: nn.Module) -> nn.Module | None:
+    """What `fold(model, "fast")` keeps of a special layer, in the same mode; None if that is its ordinary module."""
+    to_fast: Callable[[], nn.Module | None] | None = getattr(layer, "to_fast", None)
+    fast = None if to_fast is None else to_fast()
+    return None if fast is None else fast.train(layer.training)
+
+
+class Fast:
+    """A special layer that is itself what `fold(model, "fast")` keeps."""
+
+    def to_fast(self) -> Any:
+        return self
+
+
+def has_ordinary_weight(layer: nn.Module) -> bool:
+    """Whether a layer computes as nn.Conv2d or nn.Linear does with its own weight, so that this can be rewritten."""
+    if not isinstance(layer, nn.Conv2d | nn.Linear):
+        return False
+    known = ordinary(layer)
+    return type(known) in (nn.Conv2d, nn.Linear) and known.weight is layer.weight
+
+
+def layer_with(weight: Tensor, bias: Tensor | None = None, **settings: Any) -> nn.Conv2d | nn.Linear:
+    """An ordinary layer with this weight and bias: linear for a matrix, else a convolution with these settings."""
+    outputs, inputs, *kernel = weight.shape
+    new: nn.Conv2d | nn.Linear
+    if kernel:
+        inputs *= settings.get("groups", 1)
+        new = nn.Conv2d(inputs, outputs, tuple(kernel), bias=bias is not None, device="meta", **settings)  # type: ignore[arg-type]
+    else:
+        new = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+    new.weight = nn.Parameter(weight.detach().clone().contiguous())
+    new.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+    return new
+
+
+def conv_settings(conv: nn.Conv2d) -> dict[str, Any]:
+    """How a convolution moves over its input, as arguments for another."""
+    return {"stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation}
