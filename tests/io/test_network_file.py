@@ -106,7 +106,7 @@ def small_networks() -> dict[str, Callable[[], nn.Module]]:
     return {
         **{name: of_method(name) for name in ("plain", "pnnh", "rm", "residual_half", "dirac", "iso", "looks_linear")},
         "tied": of_method("seq", tie="conv2"),
-        "partial": of_method("pnnh", pretext="identity", transient="centre"),
+        "partial": of_method("pnnh", pretext="identity", uncarried="1x1"),
         "residual": lambda: cifar_resnet(8, drop_rate=0.1, drop_path_rate=0.1).eval(),
         "torchvision": lambda: torchvision.models.mobilenet_v2(width_mult=0.25).eval(),
         "timm": lambda: timm.create_model("test_efficientnet").eval(),
