@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import unskip
 from unskip.data.config import DataConfig
 from unskip.data.sets import DataSet, load
-from unskip.models.weights import Weights, as_stored, store_weights
+from unskip.models.weights import WeightsInfo, as_stored, store_weights
 
 RECORDS = Path(__file__).parent / "records"
 
@@ -52,7 +52,7 @@ def main() -> None:
     for note in data.notes:
         print(f"Note: {note}.")
     model = model.to(args.device, memory_format=torch.channels_last).eval()
-    about = Weights(
+    about = WeightsInfo(
         network=args.name, dataset="CIFAR-10", test_error=find_test_error(model, data, args.device),
         test_images=len(data.test), epochs=args.epochs, seed=args.seed, mean=data.mean, std=data.std,
         record=args.record,

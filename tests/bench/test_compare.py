@@ -12,8 +12,8 @@ from rich.console import Console
 from torch import nn
 
 from unskip.bench import SPARE, Case, Comparison, Setting, table, write
-from unskip.bench.compare import Row
-from unskip.bench.compiling import cause
+from unskip.bench.compare import BenchRow
+from unskip.bench.compiling import short_error
 from unskip.bench.floor import Work
 from unskip.bench.runner import Runner, Task
 from unskip.cli.tables import fitted
@@ -157,7 +157,7 @@ def test_a_table_on_a_narrow_terminal_has_its_numbers() -> None:
     comparison = Comparison(specs, Setting(**QUICK, fit=2**20))
     work = Work(macs=10**8, numbers=10**8, output=(10,))
     comparison.rows = [
-        Row(case=Case(network=name, **case), rounds=[12345.0 * i, 23456.0 * i], memory=i * 2**32, work=work)
+        BenchRow(case=Case(network=name, **case), rounds=[12345.0 * i, 23456.0 * i], memory=i * 2**32, work=work)
         for i, name in enumerate(specs, 1)
     ]
     comparison.largest = dict.fromkeys(specs, 1357)
@@ -197,11 +197,11 @@ def test_of_a_long_error_the_cause_is_kept() -> None:
     """It stands at the end, before the compiler's advice."""
     words = "backend='inductor' raised:\n" + "in a kernel\n" * 200 + "out of resource: shared memory"
     advice = "\n\nSet TORCHDYNAMO_VERBOSE=1 for the internal stack trace"
-    found = cause(RuntimeError(words + advice))
+    found = short_error(RuntimeError(words + advice))
     assert found.startswith("RuntimeError: ... ")
     assert found.endswith("in a kernel out of resource: shared memory")
     assert len(found) < 900
-    assert cause(ValueError("short\nwords")) == "ValueError: short words"
+    assert short_error(ValueError("short\nwords")) == "ValueError: short words"
 
 
 def test_ctrl_c_leaves_what_is_there() -> None:
@@ -226,9 +226,11 @@ def test_ratios_are_to_the_best_form_of_the_first() -> None:
     case = {"mode": "infer", "compiled": False}
     w = Work(macs=1, numbers=1, output=(10,))
     comparison.rows = [
-        Row(case=Case(network="pnnh_resnet20", form="dense", **case), rounds=[9.0, 10.0, 30.0], memory=100, work=w),
-        Row(case=Case(network="pnnh_resnet20", form="fast", **case), rounds=[40.0], memory=50, work=w),
-        Row(case=Case(network="resnet20", form="norms fused", **case), rounds=[20.0], memory=100, work=w),
+        BenchRow(
+            case=Case(network="pnnh_resnet20", form="dense", **case), rounds=[9.0, 10.0, 30.0], memory=100, work=w
+        ),
+        BenchRow(case=Case(network="pnnh_resnet20", form="fast", **case), rounds=[40.0], memory=50, work=w),
+        BenchRow(case=Case(network="resnet20", form="norms fused", **case), rounds=[20.0], memory=100, work=w),
     ]
     assert [comparison.ratios(row)["speed"] for row in comparison.rows] == [0.25, 1.0, 0.5]
     assert [comparison.ratios(row)["memory"] for row in comparison.rows] == [2.0, 1.0, 2.0]
@@ -238,9 +240,9 @@ def test_ratios_are_between_the_same_layers_first() -> None:
     """resnet34 with fast layers and as built, PNNH with fast layers, and its form 'dense', which has ordinary ones."""
     comparison = Comparison(["resnet20", "pnnh_resnet20"], Setting(**QUICK))
 
-    def row(name: str, form: str, speed: float, memory: int) -> Row:
+    def row(name: str, form: str, speed: float, memory: int) -> BenchRow:
         case = Case(network=name, mode="infer", compiled=True, form=form)
-        return Row(case=case, rounds=[speed], memory=memory, work=Work(macs=1, numbers=1, output=(10,)))
+        return BenchRow(case=case, rounds=[speed], memory=memory, work=Work(macs=1, numbers=1, output=(10,)))
 
     comparison.rows = [
         row("resnet20", "norms fused", 20.0, 80),

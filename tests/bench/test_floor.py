@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from unskip.bench import floor
-from unskip.bench.floor import Rates, measure_rates, work
+from unskip.bench.floor import DeviceRates, measure_rates, work
 
 
 def test_counts_of_a_small_network() -> None:
@@ -48,7 +48,7 @@ def test_linear_layers_count_too() -> None:
 
 def test_seconds_are_work_over_rates() -> None:
     found = work(nn.Linear(6, 5), (7, 6), train=False)
-    assert found.floors(Rates(flops=420.0, bytes=214.0), 2) == (1.0, 1.0)
+    assert found.floors(DeviceRates(flops=420.0, bytes=214.0), 2) == (1.0, 1.0)
 
 
 def test_rates_of_this_machine() -> None:

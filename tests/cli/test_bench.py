@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from unskip.bench.compare import Comparison, Row
+from unskip.bench.compare import BenchRow, Comparison
 from unskip.bench.runner import Case, Runner
 from unskip.cli.commands import app
 
@@ -71,7 +71,7 @@ def test_a_folder_that_can_not_be_written_is_refused_before_anything_is_timed(tm
 
 
 def test_ctrl_c_before_the_first_round_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ready(self: Comparison, case: Case, row: Row) -> Runner:
+    def ready(self: Comparison, case: Case, row: BenchRow) -> Runner:
         if len(self.rows) > 1:
             raise KeyboardInterrupt
         return real(self, case, row)

@@ -24,7 +24,7 @@ from tests.io.make_fixtures import FIXTURES, question
 from tests.ship.test_fold import trained as as_trained
 from unskip.io import load_model, register_layer, save
 from unskip.io.graph import LAYERS, NAMES
-from unskip.io.shipping import Source, fold_to_file, plainify_to_file
+from unskip.io.shipping import ModelSource, fold_to_file, plainify_to_file
 from unskip.models.cifar import cifar_resnet
 from unskip.surgery import find_blocks
 from unskip.train import load_recipe, run
@@ -62,7 +62,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def folded(trained: Path) -> Path:
     out = trained.parent / "folded.safetensors"
-    fold_to_file(Source(model_spec=str(trained)), out)
+    fold_to_file(ModelSource(model_spec=str(trained)), out)
     return out
 
 
@@ -164,25 +164,30 @@ def test_what_was_written_is_opened(name: str, tmp_path: Path) -> None:
 def test_from_file_to_file(tmp_path: Path) -> None:
     """What plainify wrote is folded, in both forms, and what was left residual is refused."""
     torch.save(as_trained(unskip.create_model("resnet20")).state_dict(), tmp_path / "weights.pt")
-    source = Source(model_spec="resnet20", weights=tmp_path / "weights.pt")
+    source = ModelSource(model_spec="resnet20", weights=tmp_path / "weights.pt")
     x = torch.randn(2, 3, 32, 32)
     y = source.load("test").model(x)
     plainify_to_file(source, tmp_path / "rm.safetensors")
     for form in ("dense", "fast"):
-        fold_to_file(Source(model_spec=str(tmp_path / "rm.safetensors")), tmp_path / f"{form}.safetensors", form=form)
+        fold_to_file(
+            ModelSource(model_spec=str(tmp_path / "rm.safetensors")), tmp_path / f"{form}.safetensors", form=form
+        )
         z = unskip.load(tmp_path / f"{form}.safetensors")(x)
         assert (z - y).abs().max() <= 1e-4 * y.abs().max()
-    plainify_to_file(Source(model_spec="resnet20"), tmp_path / "pnnh.safetensors", method="pnnh")
+    plainify_to_file(ModelSource(model_spec="resnet20"), tmp_path / "pnnh.safetensors", method="pnnh")
     fresh = load_model(str(tmp_path / "pnnh.safetensors"))
     assert not fresh.trained  # its blocks are new
     assert fresh.model.surgery.method.ratio == 0.5
     assert len([path for path, _, _ in find_blocks(fresh.model)]) == 0
     fold_to_file(
-        Source(model_spec=str(tmp_path / "pnnh.safetensors")), tmp_path / "fast.safetensors", form="fast", force=True
+        ModelSource(model_spec=str(tmp_path / "pnnh.safetensors")),
+        tmp_path / "fast.safetensors",
+        form="fast",
+        force=True,
     )
     save(tmp_path / "residual.safetensors", unskip.create_model("resnet20"), input_size=(3, 32, 32))
     with pytest.raises(ValueError, match="keeps a skip connection"):
-        fold_to_file(Source(model_spec=str(tmp_path / "residual.safetensors")), tmp_path / "no.safetensors")
+        fold_to_file(ModelSource(model_spec=str(tmp_path / "residual.safetensors")), tmp_path / "no.safetensors")
 
 
 class Scale(nn.Module):

@@ -10,10 +10,10 @@ from PIL import Image
 
 import unskip
 from unskip.models import ENTRIES, weights
-from unskip.models.weights import Weights, store_weights, weights_of
+from unskip.models.weights import WeightsInfo, store_weights, weights_of
 
 NAME = "pnnh_resnet20"
-ABOUT = Weights(
+ABOUT = WeightsInfo(
     network=NAME, dataset="cifar10", test_error=7.25, test_images=10_000, epochs=300, seed=1,
     mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), record="2026-01-01_none_cpu",
 )  # fmt: skip

@@ -10,24 +10,24 @@ from torch import nn
 
 from unskip.reproduce import reproduce
 from unskip.reproduce.seqnet_figure5 import predicted
-from unskip.reproduce.seqnet_simulation import Network, gradient_norms, log_rate
+from unskip.reproduce.seqnet_simulation import SimulatedNetwork, gradient_norms, log_rate
 
 
 @pytest.mark.parametrize("activation", ["ReLU", "Tanh"])
 def test_with_batch_norm_gradients_grow_at_half_the_log_of_r(activation: str) -> None:
-    rate = log_rate(gradient_norms(Network(activation=activation), repeats=6, seed=0))
+    rate = log_rate(gradient_norms(SimulatedNetwork(activation=activation), repeats=6, seed=0))
     assert rate.error < 0.02 * rate.value
     assert rate.value == pytest.approx(predicted(activation, norm=True), rel=0.10)
 
 
 def test_selu_and_the_cases_without_batch_norm() -> None:
     for activation, norm, slack in (("SELU", True, 0.35), ("SELU", False, 0.15), ("Tanh", False, 0.12)):
-        rate = log_rate(gradient_norms(Network(activation=activation, norm=norm), repeats=4, seed=0))
+        rate = log_rate(gradient_norms(SimulatedNetwork(activation=activation, norm=norm), repeats=4, seed=0))
         assert rate.value == pytest.approx(predicted(activation, norm=norm), rel=slack)
 
 
 def test_relu_without_batch_norm_does_not_grow() -> None:
-    rate = log_rate(gradient_norms(Network(activation="ReLU", norm=False), repeats=8, seed=0))
+    rate = log_rate(gradient_norms(SimulatedNetwork(activation="ReLU", norm=False), repeats=8, seed=0))
     assert predicted("ReLU", norm=False) == pytest.approx(0, abs=1e-12)
     assert abs(rate.value) < 4 * rate.error
     assert rate.value < 0.15 * predicted("ReLU", norm=True)
@@ -36,7 +36,7 @@ def test_relu_without_batch_norm_does_not_grow() -> None:
 @pytest.mark.parametrize("residual", [False, True])
 def test_gradients_are_those_of_modules(residual: bool) -> None:
     """The same network of torch's own layers has the same gradients."""
-    network = Network(depth=4, width=8, batch=16, residual=residual)
+    network = SimulatedNetwork(depth=4, width=8, batch=16, residual=residual)
     generator = torch.Generator().manual_seed(3)
     weights = torch.randn(4, 8, 8, generator=generator) * math.sqrt(2 / 8)
     x = torch.randn(16, 8, generator=generator)

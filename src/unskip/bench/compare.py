@@ -13,8 +13,8 @@ import timm
 import torch
 
 from unskip._core.errors import RUN_ERRORS, reason
-from unskip.bench.compiling import Job, cause, compile_ahead, make_forms, read
-from unskip.bench.floor import Rates, Work, measure_rates, work
+from unskip.bench.compiling import Job, compile_ahead, make_forms, read, short_error
+from unskip.bench.floor import DeviceRates, Work, measure_rates, work
 from unskip.bench.networks import AS_TRAINED, Candidate, check_outputs, common_input, load_candidates, own_layers
 from unskip.bench.runner import Runner, Task, tuned
 from unskip.bench.setting import Case, Mode, Setting
@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(kw_only=True)
-class Row:
+class BenchRow:
     """What was found about one case. Numbers that were not reached are None."""
 
     case: Case
@@ -59,8 +59,8 @@ class Comparison:
         self.work = {c.name: self._count(c, shape) for c in self.candidates}
         check_outputs(self.candidates, {name: found.output for name, found in self.work.items()})
         self.task = Task(shape=shape, classes=self.work[self.first].output[-1])
-        self.rates: Rates | None = None
-        self.rows: list[Row] = []
+        self.rates: DeviceRates | None = None
+        self.rows: list[BenchRow] = []
         self.compile_seconds: float | None = None  # of all cases, beforehand, in several processes
         self.paths: dict[tuple[str, Mode, str], Path] = {}  # files of models, by name, mode and form
         self.without_forms: dict[str, str] = {}  # why a model has no form for inference
@@ -138,16 +138,16 @@ class Comparison:
         self.compile_seconds = time.perf_counter() - began
 
     def _run_group(self, group: list[Case], changed: Callable[[], None]) -> None:
-        runners: list[tuple[Runner, Row]] = []
+        runners: list[tuple[Runner, BenchRow]] = []
         try:
             for case in group:
-                row = Row(case=case, error=self.failure(case))
+                row = BenchRow(case=case, error=self.failure(case))
                 self.rows.append(row)
                 try:
                     if not row.error:
                         runners.append((self._ready(case, row), row))
                 except Exception as error:  # one model that fails must not take the others with it
-                    row.error = cause(error)
+                    row.error = short_error(error)
                     self.say(f"{case}: {row.error}")
                 changed()
             for i in range(self.setting.rounds):
@@ -157,7 +157,7 @@ class Comparison:
                     try:
                         runner.round()
                     except Exception as error:
-                        row.error = cause(error)
+                        row.error = short_error(error)
                         row.rounds.clear()
                         runners.remove((runner, row))
                         runner.close()
@@ -169,7 +169,7 @@ class Comparison:
             while runners:
                 runners.pop()[0].close()
 
-    def _ready(self, case: Case, row: Row) -> Runner:
+    def _ready(self, case: Case, row: BenchRow) -> Runner:
         self.say(f"{case}: {'compiling' if case.compiled else 'warming up'}")
         model = read(self.paths[case.network, case.mode, case.form])
         batch = (self.setting.images, *self.task.shape)
@@ -192,7 +192,7 @@ class Comparison:
             finally:
                 runner.close()
         except Exception as error:
-            return cause(error)
+            return short_error(error)
 
     # ------------------------------------------------------------ results
 
@@ -207,13 +207,13 @@ class Comparison:
         """Whether there is anything to show: a first round, or a model that failed."""
         return any(row.rounds or row.error for row in self.rows)
 
-    def _best(self, name: str, like: Case) -> Row | None:
+    def _best(self, name: str, like: Case) -> BenchRow | None:
         """The fastest row of a model among those of one mode, eager or compiled."""
         rows = [r for r in self.rows if r.case.network == name and r.rounds]
         rows = [r for r in rows if (r.case.mode, r.case.compiled) == (like.mode, like.compiled)]
         return max(rows, key=lambda r: r.images_per_s or 0.0, default=None)
 
-    def reference(self, row: Row) -> Row | None:
+    def reference(self, row: BenchRow) -> BenchRow | None:
         """The first model's best row of the same mode and with the same layers.
 
         Form 'dense' has ordinary layers alone, so it is compared with the first model as it was built.
@@ -222,10 +222,10 @@ class Comparison:
         as_built = self._best(own_layers(self.first), row.case)
         return as_built if ordinary and as_built is not None else self._best(self.first, row.case)
 
-    def ratios(self, row: Row) -> dict[str, float | None]:
+    def ratios(self, row: BenchRow) -> dict[str, float | None]:
         """Speed and memory over the first model with the same layers; speed over the first model as it was built."""
 
-        def over(other: Row | None, what: str) -> float | None:
+        def over(other: BenchRow | None, what: str) -> float | None:
             mine, others = getattr(row, what), getattr(other, what, None)
             return mine / others if mine and others else None
 
@@ -268,7 +268,7 @@ class Comparison:
             "largest_batch": found if isinstance(found := self.largest.get(candidate.name), int) else None,
         }
 
-    def _line(self, row: Row) -> dict[str, Any]:
+    def _line(self, row: BenchRow) -> dict[str, Any]:
         found = row.images_per_s
         line = dataclasses.asdict(row.case) | {
             "images_per_s": found,

@@ -55,7 +55,7 @@ def _compile(job: Job) -> str:
         with tuned(job.setting):
             Runner(job.case, read(job.path), job.task, job.setting)
     except Exception as failure:  # the process that times it meets the same error and puts it into its row
-        error = cause(failure)
+        error = short_error(failure)
     return f"compiled in {time.perf_counter() - began:.0f} s: {job.case} {error}".rstrip()
 
 
@@ -80,7 +80,7 @@ def _save_forms(path: Path, input_size: Shape, folded: bool, threads: int = 0) -
             paths[form] = path.with_name(f"{path.stem}-{form.replace(' ', '_')}.pt")
             torch.save(model, paths[form])
     except Exception as error:  # one model that fails must not take the others with it
-        return cause(error)
+        return short_error(error)
     return paths
 
 
@@ -89,7 +89,7 @@ def read(path: Path) -> nn.Module:
     return torch.load(path, map_location="cpu", weights_only=False)
 
 
-def cause(error: Exception, characters: int = 800) -> str:
+def short_error(error: Exception, characters: int = 800) -> str:
     """What failed, on one line. A compiler's message ends with the cause, followed by advice that never changes."""
     text = " ".join(str(error).partition("Set TORCHDYNAMO_VERBOSE")[0].split())
     return f"{type(error).__name__}: " + (text if len(text) <= characters else f"... {text[-characters:]}")

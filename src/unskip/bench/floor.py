@@ -35,13 +35,13 @@ class Work:
     numbers: int  # read and written
     output: tuple[int, ...]  # shape of what the network gives for one image
 
-    def floors(self, rates: "Rates", itemsize: int) -> tuple[float, float]:
+    def floors(self, rates: "DeviceRates", itemsize: int) -> tuple[float, float]:
         """Seconds by arithmetic and by traffic."""
         return 2 * self.macs / rates.flops, self.numbers * itemsize / rates.bytes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rates:
+class DeviceRates:
     """What a device reaches."""
 
     flops: float  # floating-point operations a second in a large product or convolution, at the comparison's precision
@@ -107,7 +107,7 @@ def _flops_backward(
     return 2 * (of_input + of_weight) * gradient[0] * positions * math.prod(weight)
 
 
-def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
+def measure_rates(device: torch.device, dtype: torch.dtype) -> DeviceRates:
     """Arithmetic: the better of a large matrix product and a large convolution; traffic: a large copy.
 
     Each is the median of ten, on random numbers. Some CPUs have a fast convolution in bfloat16 and no fast product.
@@ -125,7 +125,7 @@ def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:
     source = torch.randn((1 << 28) if gpu else (1 << 25), device=device)  # 1 GiB, 128 MiB
     target = torch.empty_like(source)
     copied = _median_seconds(lambda: target.copy_(source), device)
-    return Rates(
+    return DeviceRates(
         flops=max(2 * n**3 / multiplied, 2 * batch * side**2 * kernel.numel() / convolved),
         bytes=2 * source.numel() * source.itemsize / copied,
     )

@@ -113,7 +113,7 @@ def _number(value: float | None, how: str) -> str:
     return "" if value is None else format(value, how)
 
 
-def make_folder(folder: Path, *, force: bool = False) -> None:
+def make_results_folder(folder: Path, *, force: bool = False) -> None:
     """Makes the folder that `write` will fill, or refuses it before minutes go into timing."""
     files.make_folder(folder, command="bench", way_out=WAY_OUT)
     files.check_free(folder / "bench.json", command="bench", argument="--out", force=force, overwrite="--force")

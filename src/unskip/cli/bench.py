@@ -62,7 +62,7 @@ def bench(
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the profiler's allocator warns of blocks older than itself
     with Importing():
-        from unskip.bench import SPARE, Comparison, Setting, make_folder, parse_bytes, table, write
+        from unskip.bench import SPARE, Comparison, Setting, make_results_folder, parse_bytes, table, write
 
     setting = Setting(
         device=device,
@@ -84,7 +84,7 @@ def bench(
         fit=0 if fit is None else parse_bytes(fit),
     )
     if out is not None:
-        make_folder(out, force=force)
+        make_results_folder(out, force=force)
     notes = Console(stderr=True, highlight=False)
     with notes.status("building") as status:
         comparison = Comparison(networks, setting, status.update)

@@ -48,11 +48,11 @@ def doctor(
     Exit codes: 0 there is an answer, whatever it is; 2 something that you gave is wrong.
     """
     with Importing():
-        from unskip.doctor.examine import InputSpec, check_free, examine
+        from unskip.doctor.examine import InputSpec, check_report_path, examine
         from unskip.doctor.report import as_json
         from unskip.doctor.table import table, verdict_lines
 
-    check_free(out, force)
+    check_report_path(out, force)
     showing = InputSpec(
         data=data, batch_size=batch_size, input_size=input_size, seed=seed, measures=tuple(measure or ())
     )

@@ -42,9 +42,9 @@ def export(
     more than the limit, and nothing was written.
     """
     with Importing():
-        from unskip.io.shipping import Source, export_to_file, int8_of
+        from unskip.io.shipping import ModelSource, export_to_file, int8_of
 
-    source = Source(model_spec=network, weights=weights, pretrained=pretrained, input_size=input_size, seed=seed)
+    source = ModelSource(model_spec=network, weights=weights, pretrained=pretrained, input_size=input_size, seed=seed)
     if source.note:
         print(source.note, file=sys.stderr)
     how = int8_of(int8, calibrate, inputs=calibration_images, bits=bits, limit=limit)

@@ -25,9 +25,9 @@ def fold(
     Exit codes: 0 done; 2 something that you gave is wrong, or the proof failed, and nothing was written.
     """
     with Importing():
-        from unskip.io.shipping import Source, fold_to_file
+        from unskip.io.shipping import ModelSource, fold_to_file
 
-    source = Source(model_spec=network, weights=weights, pretrained=pretrained, input_size=input_size, seed=seed)
+    source = ModelSource(model_spec=network, weights=weights, pretrained=pretrained, input_size=input_size, seed=seed)
     if source.note:
         print(source.note, file=sys.stderr)
     print(fold_to_file(source, out, form=form, force=force))  # type: ignore[arg-type]

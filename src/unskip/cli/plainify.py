@@ -41,9 +41,9 @@ def plainify(
     nothing was written.
     """
     with Importing():
-        from unskip.io.shipping import Source, parse_options, plainify_to_file
+        from unskip.io.shipping import ModelSource, parse_options, plainify_to_file
 
-    source = Source(model_spec=network, weights=weights, pretrained=pretrained, input_size=input_size, seed=seed)
+    source = ModelSource(model_spec=network, weights=weights, pretrained=pretrained, input_size=input_size, seed=seed)
     chosen = parse_options(options, command="plainify")
     said = plainify_to_file(
         source, out, method=method, options=chosen, limit=limit, strict=strict, dry_run=dry_run, force=force

@@ -82,24 +82,24 @@ class DataSet:
         return {"name": self.name, "sizes": sizes, "classes": self.classes, "sha256": digest.hexdigest()}
 
 
-Reader = Callable[[DataConfig, Any], DataSet]  # of the folder or file, or of None where nothing is read
+DatasetReader = Callable[[DataConfig, Any], DataSet]  # of the folder or file, or of None where nothing is read
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class DatasetEntry:
     """A data set that can be read."""
 
-    read: Reader
+    read: DatasetReader
     layout: str  # what `root` must hold, as the end of a sentence; '' for a set that reads no files
     found_at: Callable[[Path], bool]  # whether a path looks like it
 
 
-DATASETS: dict[str, Source] = {}
+DATASETS: dict[str, DatasetEntry] = {}
 
 
 def register_dataset(
     name: str, *, layout: str = "", found_at: Callable[[Path], bool] = lambda root: False
-) -> Callable[[Reader], Reader]:
+) -> Callable[[DatasetReader], DatasetReader]:
     """Decorator: makes a function that reads a data set known by a name, for `dataset` in recipes and `--dataset`.
 
     Args:
@@ -108,8 +108,8 @@ def register_dataset(
         found_at: whether a path holds this data set, for commands that are given a path alone.
     """
 
-    def register(read: Reader) -> Reader:
-        DATASETS[name] = Source(read=read, layout=layout, found_at=found_at)
+    def register(read: DatasetReader) -> DatasetReader:
+        DATASETS[name] = DatasetEntry(read=read, layout=layout, found_at=found_at)
         return read
 
     return register

@@ -41,7 +41,7 @@ def examine(
     )
 
 
-def check_free(out: Path | None, force: bool) -> None:
+def check_report_path(out: Path | None, force: bool) -> None:
     """Refuses a page that could not be written, before half a minute goes into measuring."""
     if out is not None:
         files.check_free(out, command="doctor", argument="--out", force=force, overwrite="--force")

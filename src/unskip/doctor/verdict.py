@@ -370,20 +370,20 @@ def remedies(symptom: Symptom, measured: Measured) -> tuple[str, ...]:
     if symptom.mechanism == "saturation":
         return ("Initialise the weights smaller, so that the activations are not saturated.", *norm, skips)
     if symptom.mechanism == "dissipating":
-        return (*(plainify("pnnh", "seq") if convolutional else tied), *norm, skips)
+        return (*(plainify_remedies("pnnh", "seq") if convolutional else tied), *norm, skips)
     if symptom.mechanism == "singularity":
         leaky = "Use a leaky ReLU with slope 0.3: negative outputs keep units and inputs distinct."
-        return (*norm, leaky, *(plainify("pnnh") if convolutional else tied), skips)
+        return (*norm, leaky, *(plainify_remedies("pnnh") if convolutional else tied), skips)
     if symptom.mechanism == "exploding gradient":
         smaller = (f"Initialise the weights smaller: {sizes}.",) if norm else ()
         lower = (f"Train with a learning rate below {symptom.value:.0e}.",) if 1e-5 < symptom.value < 1 else ()
-        return (*norm, *smaller, *(plainify("seq", "pnnh") if convolutional else ()), *lower, skips)
+        return (*norm, *smaller, *(plainify_remedies("seq", "pnnh") if convolutional else ()), *lower, skips)
     adaptive = "Train it with AdamW, whose steps do not shrink with the gradient."
     larger = f"Initialise the weights larger: {sizes}."
     return (*((larger, *norm, adaptive) if norm else (adaptive, larger)), skips)
 
 
-def plainify(*methods: str) -> tuple[str, ...]:
+def plainify_remedies(*methods: str) -> tuple[str, ...]:
     """Remedies that rebuild the model with each of the methods that are registered."""
     known = method_names()
     return tuple(

@@ -27,7 +27,7 @@ from unskip.coders import CoderSpec
 from unskip.coders.closed_form import group_average, group_sum, repeated
 
 Kind = TypeVar("Kind", bound=type[nn.Module])
-Layer = dict[str, Any]  # {"class": name, "settings": {...}, "layers": {...}, "none": [...]}
+LayerData = dict[str, Any]  # {"class": name, "settings": {...}, "layers": {...}, "none": [...]}
 
 LAYERS: dict[str, type[nn.Module]] = {}  # by their names in files
 NAMES: dict[type[nn.Module], str] = {}
@@ -115,7 +115,7 @@ class Ref:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingFlag:
     """Whether the network trains."""
 
 
@@ -152,7 +152,7 @@ class Graph(nn.Module):
     def _filled(self, value: Any, results: list[Any]) -> Any:
         if isinstance(value, Ref):
             return results[value.step]
-        if isinstance(value, Training):
+        if isinstance(value, TrainingFlag):
             return self.training
         if isinstance(value, dict):
             return {key: self._filled(each, results) for key, each in value.items()}
@@ -181,7 +181,7 @@ def describe(model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with preserved(model):
         steps = _same_but_for_training(*(_traced(model.train(mode), paths) for mode in (False, True)))
     called = {target for kind, target, *_ in steps if kind == "layer"}
-    layers: dict[str, Layer] = {}
+    layers: dict[str, LayerData] = {}
     for path in paths.values():  # in the network's order, which is that of its parameters
         if path in called and not any(path.startswith(f"{above}.") for above in layers):
             layers[path] = _layer(model.get_submodule(path), path, paths)
@@ -276,7 +276,7 @@ def _same_but_for_training(evaluated: Any, trained: Any) -> Any:
     return evaluated
 
 
-def _layer(module: nn.Module, path: str, paths: dict[int, str]) -> Layer:
+def _layer(module: nn.Module, path: str, paths: dict[int, str]) -> LayerData:
     """A registered layer and those in it. One that stands at two places is described at the first."""
     if type(module) not in NAMES:
         raise Inexpressible(f"{path!r} is a {type(module).__name__}, which is not registered")
@@ -415,7 +415,7 @@ def _container(graph: nn.Module, path: list[str]) -> nn.Module:
     return graph
 
 
-def _built(layer: Layer, path: str, made: dict[str, nn.Module]) -> nn.Module:
+def _built(layer: LayerData, path: str, made: dict[str, nn.Module]) -> nn.Module:
     if "same" in layer:
         return made[layer["same"]]
     kind = LAYERS.get(layer["class"])
@@ -477,7 +477,7 @@ def _decoded(value: Any, made: dict[str, nn.Module] | None = None) -> Any:
     if kind == "step":
         return Ref(content)
     if kind == "training":
-        return Training()
+        return TrainingFlag()
     if kind == "slice":
         return slice(*(_decoded(each, made) for each in content))
     if kind == "tuple":

@@ -32,7 +32,7 @@ CALIBRATION = 512  # training images
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ModelSource:
     """The network that a command is given, as `unskip.io.load.load_model` takes it."""
 
     model_spec: str
@@ -90,7 +90,7 @@ def parse_options(text: str, *, command: str) -> dict[str, Any]:
 
 
 def plainify_to_file(
-    source: Source,
+    source: ModelSource,
     out: Path | None,
     *,
     method: str = "rm",
@@ -158,7 +158,7 @@ def plainify_to_file(
 # ---------------------------------------------------------------- fold
 
 
-def fold_to_file(source: Source, out: Path, *, form: Form = "dense", force: bool = False) -> str:
+def fold_to_file(source: ModelSource, out: Path, *, form: Form = "dense", force: bool = False) -> str:
     """Folds a network into a file. Returns what to print."""
     netfile.check_path(out, force=force, command="fold")
     given = source.load("fold")
@@ -201,7 +201,7 @@ def int8_of(asked: bool, data: str | None, *, inputs: int, bits: int, limit: flo
 
 
 def export_to_file(
-    source: Source,
+    source: ModelSource,
     out: Path,
     *,
     form: FoldFirst = "auto",

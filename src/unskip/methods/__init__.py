@@ -26,13 +26,14 @@ from unskip.methods.registry import (
 from unskip.methods.residual_half import ResidualHalf
 from unskip.methods.rm import RM, CappedReLU, RMBlock, out_of_range
 from unskip.methods.seq import Seq, SeqBlock, SeqBottle, TiedConv
-from unskip.methods.spec import BlockSpec, Layer, Unsupported
+from unskip.methods.spec import BlockSpec, BranchLayer, Unsupported
 from unskip.methods.stack import replaced, stack, stacked
 
 __all__ = [
     "PNNH",
     "RM",
     "BlockSpec",
+    "BranchLayer",
     "CReLU",
     "CappedReLU",
     "DeltaTanh",
@@ -40,7 +41,6 @@ __all__ = [
     "DiracConv2d",
     "DiracLinear",
     "Iso",
-    "Layer",
     "LooksLinear",
     "Method",
     "PNNHBlock",

@@ -24,7 +24,7 @@ MOST = 4096  # a convolution's inputs times its outputs
 LARGEST = 32  # px, the side of a feature map
 
 
-class Layers(NamedTuple):
+class FusedLayers(NamedTuple):
     """A block as the kernels know it: convolution, norm, convolution, coder."""
 
     conv1: nn.Conv2d
@@ -33,7 +33,7 @@ class Layers(NamedTuple):
     coder: ClosedFormCoder
 
 
-def layers_of(block: nn.Module) -> Layers | None:
+def layers_of(block: nn.Module) -> FusedLayers | None:
     """The layers of a PNNH block; None where it is none that the kernels know."""
     pre, learner, coder, drop_path, last = (block._modules.get(name) for name in PARTS)
     coder = coder.coder if isinstance(coder, SharedCoder) else coder
@@ -54,7 +54,7 @@ def layers_of(block: nn.Module) -> Layers | None:
     if norm.momentum is None or not norm.affine or not norm.track_running_stats:
         return None
     same = conv1.in_channels == conv2.out_channels == coder.spec.channels
-    return Layers(conv1, norm, conv2, coder) if same and conv1.weight.shape[1] == conv2.weight.shape[0] else None
+    return FusedLayers(conv1, norm, conv2, coder) if same and conv1.weight.shape[1] == conv2.weight.shape[0] else None
 
 
 def narrow(conv: nn.Conv2d, side: str) -> bool:
@@ -76,7 +76,7 @@ def is_eligible(block: nn.Module, device: torch.device) -> bool:
     return not torch.are_deterministic_algorithms_enabled() and layers_of(block) is not None
 
 
-def supports(block: nn.Module, x: Tensor) -> Layers | None:
+def supports(block: nn.Module, x: Tensor) -> FusedLayers | None:
     """The layers to hand to the kernels; None where the block is to run as it is defined."""
     if type(x) is not Tensor or not x.is_cuda or not block.training:  # a tracer's stand-in is no tensor
         return None
@@ -89,7 +89,7 @@ def supports(block: nn.Module, x: Tensor) -> Layers | None:
     return layers if layers is not None and fits(layers, x) and not inner_layers_hooked(block) else None
 
 
-def fits(layers: Layers, x: Tensor) -> bool:
+def fits(layers: FusedLayers, x: Tensor) -> bool:
     """Whether the kernels can read these tensors: small NHWC images, dense float32 parameters on one device."""
     if x.ndim != 4 or x.shape[1] != layers.conv1.in_channels or not x.is_contiguous(memory_format=torch.channels_last):
         return False
@@ -112,7 +112,7 @@ def inner_layers_hooked(block: nn.Module) -> bool:
     return bool(nn_module._has_any_global_hook()) or any(map(has_hooks, inside))
 
 
-def run(layers: Layers, x: Tensor) -> Tensor:
+def run(layers: FusedLayers, x: Tensor) -> Tensor:
     """y = σ(W_2 ⊛ σ(norm(W_1 ⊛ x)) + coder(x)), by the kernels."""
     from unskip.kernels import pnnh_triton as kernels
 

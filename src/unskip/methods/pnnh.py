@@ -27,14 +27,14 @@ from unskip.methods.lean import LeanInverted, LeanSequential
 from unskip.methods.partial import PartialConv2d
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.registry import check_options, register_method
-from unskip.methods.spec import RECTIFIERS, BlockSpec, Conv, Layer, Unsupported, factory
+from unskip.methods.spec import RECTIFIERS, BlockSpec, BranchLayer, Conv, Unsupported, factory
 from unskip.methods.stack import joined_layers
 
 Norm = Literal["first", "both"]
 Transition = Literal["coded", "whole"]
 Signed = Literal["rectify", "paired"]
 Uncarried = Literal["kxk", "1x1"]
-Block = Literal["auto", "plain", "fast", "lean"]
+BlockForm = Literal["auto", "plain", "fast", "lean"]
 ALIGNED = 8  # channels that tensor cores take at once
 
 
@@ -108,7 +108,9 @@ class PNNH:
     uncarried: Uncarried = "kxk"  # taps for the channels that pretext="identity" does not carry: all, or the centre
     hidden: Mapping[int, int] | None = None  # width of the learner by that of the block, {48: 8}; None: H - C_B
     head_norm: bool | None = None  # a norm before pooling; None: where the network has a place for one (CIFAR ResNets)
-    block: Block = "auto"  # plain: the definition; fast: no matrices; lean: less memory; auto: fast, lean in MobileNet
+    block: BlockForm = (
+        "auto"  # plain: the definition; fast: no matrices; lean: less memory; auto: fast, lean in MobileNet
+    )
     seed: int = 0  # of fitted and random coders
 
     keeps_weights: ClassVar[bool] = False
@@ -352,7 +354,7 @@ def passes_positive(act: nn.Module) -> bool:
     return bool(torch.allclose(copy.deepcopy(act)(z.clone()), z))
 
 
-def conv_like(layer: Layer, fan_in: int, fan_out: int) -> Conv:
+def conv_like(layer: BranchLayer, fan_in: int, fan_out: int) -> Conv:
     """A convolution or linear layer like the given one, between other widths."""
     old = layer.conv
     if min(fan_in, fan_out) < 1:

@@ -34,7 +34,7 @@ from unskip.methods.spec import (
     NO_OPS,
     NORMS,
     BlockSpec,
-    Layer,
+    BranchLayer,
     Unsupported,
     describe,
     exact,
@@ -226,7 +226,7 @@ class RM:
 # What the block is made of, in a row
 
 
-def _in_a_row(spec: BlockSpec) -> tuple[list[nn.Module], list[Layer], bool]:
+def _in_a_row(spec: BlockSpec) -> tuple[list[nn.Module], list[BranchLayer], bool]:
     """What stands before the carried input, the layers beside it, and whether that input is known to be ≥ 0."""
     layers = list(spec.layers)
     if any(isinstance(layer.conv, nn.Linear) for layer in layers):
@@ -244,17 +244,17 @@ def _in_a_row(spec: BlockSpec) -> tuple[list[nn.Module], list[Layer], bool]:
     grouped = len(layers) > 1 and isinstance(first, nn.Conv2d) and first.groups > 1
     if spec.pre and spec.shortcut is None:
         norm, act = _pre(spec)
-        layers.insert(0, Layer(_identity(spec.in_features, first.weight), norm, act, 0.0))
+        layers.insert(0, BranchLayer(_identity(spec.in_features, first.weight), norm, act, 0.0))
     else:
         front = [*spec.pre]
         if spec.pre:
             nonnegative = rectifies(spec.pre[-1])
         if grouped:
             # Its groups read x alone; behind a copy of x they find the carried channels in groups of their own.
-            layers.insert(0, Layer(_identity(spec.in_features, first.weight), None, None, 0.0))
+            layers.insert(0, BranchLayer(_identity(spec.in_features, first.weight), None, None, 0.0))
     last = layers[-1]
     if last.act is not None or (last.norm is not None and not _absorbable(last.norm)):
-        layers.append(Layer(_identity(last.out_features, last.conv.weight), None, None, 0.0))
+        layers.append(BranchLayer(_identity(last.out_features, last.conv.weight), None, None, 0.0))
     return front, layers, nonnegative
 
 
@@ -298,7 +298,7 @@ def _slope(act: nn.Module) -> float:
     )
 
 
-def _check_average(layers: list[Layer]) -> None:
+def _check_average(layers: list[BranchLayer]) -> None:
     """An average of F(x) is no F of an average, where F is a LeakyReLU and x has both signs."""
     strided = next(i for i, layer in enumerate(layers) if layer.stride > 1)
     if any(_slope(layer.act) > 0 for layer in layers[:strided] if layer.act is not None):
@@ -408,7 +408,7 @@ def _in_groups(count: int, size: int, most: int) -> _Layout:
     return _Layout(tuple(i // most * size + i % most for i in range(count)), math.ceil(count / most) * size)
 
 
-def _layouts(layers: list[Layer], count: int, middle: Middle) -> list[_Layout]:
+def _layouts(layers: list[BranchLayer], count: int, middle: Middle) -> list[_Layout]:
     """The layouts before each layer and behind the last. The first reads x itself, and the last writes the sum."""
     layouts = [_Layout()]
     for i in range(1, len(layers)):
@@ -422,7 +422,7 @@ def _layouts(layers: list[Layer], count: int, middle: Middle) -> list[_Layout]:
     return [*layouts, _Layout()]
 
 
-def _sizes(layer: Layer, middle: Middle) -> tuple[int, int] | None:
+def _sizes(layer: BranchLayer, middle: Middle) -> tuple[int, int] | None:
     """Channels that a group reads and writes; None for a convolution that is to stay one group."""
     groups = layer.conv.groups if isinstance(layer.conv, nn.Conv2d) else 1
     if groups == 1 and middle == "dense":

@@ -37,7 +37,7 @@ class Unsupported(ValueError):  # noqa: N818 - users see plainify's UnsupportedB
 
 
 @dataclass(frozen=True)
-class Layer:
+class BranchLayer:
     """One convolution (or linear layer) of a branch with the norm and the activation that follow it."""
 
     conv: Conv
@@ -80,9 +80,9 @@ class BlockSpec:
     nonnegative: bool = False  # proven that the block reads nothing negative; set by `plainify` for exact methods
 
     @cached_property
-    def layers(self) -> tuple[Layer, ...]:
+    def layers(self) -> tuple[BranchLayer, ...]:
         """The branch as convolution + norm + activation; Unsupported where it holds anything else."""
-        layers: list[Layer] = []
+        layers: list[BranchLayer] = []
         conv: Conv | None = None
         norm: nn.Module | None = None
         act: nn.Module | None = None
@@ -90,7 +90,7 @@ class BlockSpec:
 
         def close() -> None:
             if conv is not None:
-                layers.append(Layer(conv, norm, act, drop))
+                layers.append(BranchLayer(conv, norm, act, drop))
 
         for module in self.branch:
             if isinstance(module, NO_OPS):

@@ -21,7 +21,7 @@ LARGEST = 8 * 2**20  # bytes of one file; the package is to stay small
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weights:
+class WeightsInfo:
     """What is known about a file of weights."""
 
     network: str  # the name that builds it
@@ -35,7 +35,7 @@ class Weights:
     record: str  # the folder of benchmarks/records that says how they came about
 
     @classmethod
-    def parse(cls, about: dict[str, Any]) -> "Weights":
+    def parse(cls, about: dict[str, Any]) -> "WeightsInfo":
         """From what a file says, read as JSON."""
         return cls(**{**about, "mean": tuple(about["mean"]), "std": tuple(about["std"])})
 
@@ -54,14 +54,14 @@ def names_with_weights() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.safetensors"))
 
 
-def weights_of(name: str) -> Weights | None:
+def weights_of(name: str) -> WeightsInfo | None:
     """What is known about the weights of a name, None where it has none."""
     path = path_of(name)
     if not path.is_file():
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            return Weights.parse(json.loads((file.metadata() or {})["unskip"]))
+            return WeightsInfo.parse(json.loads((file.metadata() or {})["unskip"]))
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"create_model: the weights {path} can't be read ({error}); install the package again."
@@ -83,7 +83,7 @@ def as_stored(network: nn.Module) -> dict[str, Tensor]:
     return {key: value.half() if key in rounded else value for key, value in state.items()}
 
 
-def store_weights(network: nn.Module, about: Weights) -> Path:
+def store_weights(network: nn.Module, about: WeightsInfo) -> Path:
     """Writes a network's weights where `create_model(about.network, pretrained=True)` finds them."""
     state = as_stored(network)
     lost = [key for key, value in state.items() if not torch.isfinite(value).all()]

@@ -7,7 +7,7 @@ import numpy as np
 
 from unskip.reproduce.drawing import PLAIN, RESIDUAL, dress, legend, panels
 from unskip.reproduce.registry import Outcome, reproduction
-from unskip.reproduce.seqnet_simulation import Network, gradient_norms, log_rate
+from unskip.reproduce.seqnet_simulation import SimulatedNetwork, gradient_norms, log_rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,9 @@ def figure1(config: Figure1) -> Outcome:
     figure, axes = panels(1, 2, size=(8.4, 3.5), title=title)
     numbers, lines = {}, []
     for name, residual, colour in (("plain", False, PLAIN), ("residual", True, RESIDUAL)):
-        norms = gradient_norms(Network(residual=residual, depth=config.depth), repeats=config.repeats, seed=config.seed)
+        norms = gradient_norms(
+            SimulatedNetwork(residual=residual, depth=config.depth), repeats=config.repeats, seed=config.seed
+        )
         mean, std, rate = norms.mean(0), norms.std(0, ddof=1), log_rate(norms)
         growth = np.diff(mean[::-2])  # over two layers at a time, since a block has two kinds of layers
         numbers[name] = {

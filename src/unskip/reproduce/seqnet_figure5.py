@@ -8,7 +8,7 @@ import numpy as np
 
 from unskip.reproduce.drawing import OTHER, PLAIN, PNNH, dress, legend, panels
 from unskip.reproduce.registry import Outcome, reproduction
-from unskip.reproduce.seqnet_simulation import ACTIVATIONS, GAINS, Network, gradient_norms, log_rate
+from unskip.reproduce.seqnet_simulation import ACTIVATIONS, GAINS, SimulatedNetwork, gradient_norms, log_rate
 from unskip.theory import growth_rate, unnormalised
 
 COLOURS = {"SELU": PNNH, "Tanh": OTHER, "ReLU": PLAIN}
@@ -48,7 +48,7 @@ def figure5(config: Figure5) -> Outcome:
     lines = []
     for ax, norm in zip(axes, (True, False), strict=True):
         for activation, colour in COLOURS.items():
-            network = Network(activation=activation, norm=norm, width=config.width, batch=config.batch)
+            network = SimulatedNetwork(activation=activation, norm=norm, width=config.width, batch=config.batch)
             norms = gradient_norms(network, repeats=config.repeats, seed=config.seed)
             rate, theory = log_rate(norms), predicted(activation, norm=norm)
             layer = np.arange(1, network.depth + 1)

@@ -9,7 +9,7 @@ import numpy as np
 from unskip.reproduce.drawing import INK, dress, legend, panels
 from unskip.reproduce.registry import Outcome, reproduction
 from unskip.reproduce.seqnet_figure5 import COLOURS, predicted
-from unskip.reproduce.seqnet_simulation import Network, gradient_norms, log_rate
+from unskip.reproduce.seqnet_simulation import SimulatedNetwork, gradient_norms, log_rate
 from unskip.theory import batch_norm
 
 
@@ -36,7 +36,7 @@ def figure6(config: Figure6) -> Outcome:
     numbers: dict[str, dict[str, object]] = {}
     lines = []
     for ax, (activation, colour) in zip(axes, reversed(COLOURS.items()), strict=True):
-        network = Network(activation=activation)
+        network = SimulatedNetwork(activation=activation)
         norms = gradient_norms(network, repeats=config.repeats, seed=config.seed)
         layer = np.arange(1, network.depth + 1)
         mean, std, rate = norms.mean(0), norms.std(0, ddof=1), log_rate(norms)
@@ -61,7 +61,7 @@ def figure6(config: Figure6) -> Outcome:
         ax.set_xticks([1, 5, 10, 15, 20])
         ax.set_ylim(0.8, 200)
         if config.wide_repeats:
-            wide = Network(activation=activation, width=4 * network.width, batch=4 * network.batch)
+            wide = SimulatedNetwork(activation=activation, width=4 * network.width, batch=4 * network.batch)
             wide_norms = gradient_norms(wide, repeats=config.wide_repeats, seed=config.seed)
             wide_mean, wide_rate = wide_norms.mean(0), log_rate(wide_norms)
             words = "measured, width and batch × 4"

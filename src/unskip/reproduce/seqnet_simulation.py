@@ -14,7 +14,7 @@ GAINS = {"SELU": 1.0, "Tanh": 2.0, "ReLU": 2.0}  # weights are N(0, gain/d) (sec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
+class SimulatedNetwork:
     """A random fully-connected network. Layer: linear, BatchNorm where `norm`, activation."""
 
     activation: str = "ReLU"  # a name of ACTIVATIONS
@@ -25,7 +25,7 @@ class Network:
     batch: int = 128
 
 
-def gradient_norms(network: Network, *, repeats: int, seed: int) -> np.ndarray:
+def gradient_norms(network: SimulatedNetwork, *, repeats: int, seed: int) -> np.ndarray:
     """Norms of the gradients of all weight matrices, (repeats, depth), first layer first.
 
     Inputs N(0, I) and weights are drawn anew for each repetition, and so are the gradients N(0, I/d) at the output.

@@ -24,7 +24,7 @@ from unskip.methods import CReLU, Unsupported, replaced, stacked
 from unskip.methods.spec import NORMS, Conv, is_activation, norm_as_affine, replace_weight
 from unskip.methods.stack import absorb
 from unskip.ship.proof import find_example, in_float64, proven
-from unskip.ship.tracing import Step, trace
+from unskip.ship.tracing import TraceStep, trace
 from unskip.ship.verify import Check
 from unskip.surgery import find_blocks
 from unskip.surgery.readers.transformer import SKIP_FREE
@@ -190,18 +190,18 @@ def absorb_norms(network: nn.Module, x: Tensor) -> nn.Module:
     return network
 
 
-def _runs(steps: list[Step]) -> dict[nn.Module, list[Step]]:
-    runs: dict[nn.Module, list[Step]] = {}
+def _runs(steps: list[TraceStep]) -> dict[nn.Module, list[TraceStep]]:
+    runs: dict[nn.Module, list[TraceStep]] = {}
     for step in steps:
         runs.setdefault(step.module, []).append(step)
     return runs
 
 
-def _is_layer(step: Step | None) -> bool:
+def _is_layer(step: TraceStep | None) -> bool:
     return step is not None and step.function in LAYERS and has_ordinary_weight(step.module)
 
 
-def _layer_before(own: list[Step], runs: dict[nn.Module, list[Step]]) -> Conv | None:
+def _layer_before(own: list[TraceStep], runs: dict[nn.Module, list[TraceStep]]) -> Conv | None:
     """The layer that writes what these steps of one module read, and that nothing else reads."""
     found: set[nn.Module] = set()
     for step in own:
@@ -222,7 +222,7 @@ def _layer_before(own: list[Step], runs: dict[nn.Module, list[Step]]) -> Conv | 
     return layer
 
 
-def _layer_behind(own: list[Step], runs: dict[nn.Module, list[Step]]) -> Conv | None:
+def _layer_behind(own: list[TraceStep], runs: dict[nn.Module, list[TraceStep]]) -> Conv | None:
     """The layer that alone reads what a norm writes, through pooling at most, and that does not pad."""
     if len(own) != 1 or _activates(own[0].module):
         return None
@@ -263,7 +263,7 @@ def _absorb_backwards(norm: BatchNorm, layer: Conv) -> Conv:
     )
 
 
-def _why_not(norm: BatchNorm, step: Step) -> str:
+def _why_not(norm: BatchNorm, step: TraceStep) -> str:
     (source,) = step.sources[:1]
     kind = type(norm).__name__
     what = "the input" if source is None else f"the {source.function} of {source.where!r}"
@@ -313,7 +313,7 @@ def pool_stem(network: nn.Module, x: Tensor) -> nn.Module:
     return network
 
 
-def _refuse_leftovers(steps: list[Step]) -> None:
+def _refuse_leftovers(steps: list[TraceStep]) -> None:
     """Names the first function that is no layer, activation, pooling or change of shape."""
     for step in steps:
         module = step.module

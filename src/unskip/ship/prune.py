@@ -21,7 +21,7 @@ from unskip.methods import CappedReLU, SReLU
 from unskip.methods.pnnh import ALIGNED
 from unskip.methods.spec import Conv, is_activation
 from unskip.ship.proof import find_example, in_float64, proven
-from unskip.ship.tracing import Step, trace
+from unskip.ship.tracing import TraceStep, trace
 from unskip.ship.verify import Check
 
 RELU = {"relu", "relu_"}
@@ -78,7 +78,7 @@ class _Chain:
 
     path: str
     writer: Conv
-    between: list[Step] = field(default_factory=list)
+    between: list[TraceStep] = field(default_factory=list)
     reader: Conv | None = None
 
     @property
@@ -91,7 +91,7 @@ def _chains(network: nn.Module, x: Tensor) -> list[_Chain]:
     runs = Counter(step.module for step in steps)
     holders = Counter(id(p) for module in network.modules() for p in module._parameters.values() if p is not None)
 
-    def alone(step: Step) -> bool:
+    def alone(step: TraceStep) -> bool:
         """A layer that runs once and shares no weight."""
         module = step.module
         return (

@@ -21,7 +21,7 @@ from unskip._core.modules import preserved, unwrap
 from unskip.methods.rm import RMBlock
 
 Precision = Literal["float32", "float64"]
-Source = Literal["example", "random"]
+InputSource = Literal["example", "random"]
 # The finer one first: a copy that goes down to float32 afterwards has the weights that a copy of its own would have.
 DTYPES: dict[Precision, torch.dtype] = {"float64": torch.float64, "float32": torch.float32}
 TOLERANCE = 1e-4  # relative; above what float32 leaves of an exact rewriting in networks of ordinary depth
@@ -49,7 +49,7 @@ class LayerCheck:
 class Check:
     """What `verify` found. Print it, or ask `ok`."""
 
-    output: dict[tuple[Source, Precision], Error]
+    output: dict[tuple[InputSource, Precision], Error]
     layers: tuple[LayerCheck, ...]  # in the order in which they run
     rounding: float  # relative error that float32 alone makes at the output of a
     finite: bool  # whether all that a puts out is a number
@@ -164,14 +164,14 @@ def verify(a: nn.Module, b: nn.Module, example: Tensor, *, seed: int = 0) -> Che
         )
     device = _device_of(networks["a"], example)
     generator = torch.Generator("cpu").manual_seed(seed)
-    inputs: dict[Source, Tensor] = {
+    inputs: dict[InputSource, Tensor] = {
         "example": example.detach().to("cpu", torch.float64),
         "random": torch.randn(example.shape, generator=generator, dtype=torch.float64),
     }
 
-    output: dict[tuple[Source, Precision], Error] = {}
+    output: dict[tuple[InputSource, Precision], Error] = {}
     layers: dict[Precision, dict[str, Error]] = {"float32": {}, "float64": {}}
-    of_a: dict[tuple[Source, Precision], Tensor] = {}
+    of_a: dict[tuple[InputSource, Precision], Tensor] = {}
     finite = True
     copies = {name: copy.deepcopy(network) for name, network in networks.items()}
     for precision, dtype in DTYPES.items():
