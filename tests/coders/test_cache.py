@@ -98,7 +98,7 @@ def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(tmp_path: Pa
     (tmp_path / "hub").write_text("in the way")
     torch.hub.set_dir(str(tmp_path / "hub"))
     try:
-        with pytest.warns(UserWarning, match="could not be cached .* Set TORCH_HOME"):
+        with pytest.warns(UserWarning, match="could not be cached: .* Set TORCH_HOME"):
             coder = CoderBank().take(SPEC, RELU)
     finally:
         torch.hub.set_dir(before)

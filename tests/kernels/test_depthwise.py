@@ -27,7 +27,7 @@ import unskip
 from tests.kernels.interpreter import interpreted, needs_triton
 from unskip.kernels import depthwise
 from unskip.kernels.depthwise import JoinedSequential, joined
-from unskip.kernels.dispatch import KINDS
+from unskip.kernels.dispatch import KERNEL_DTYPES
 from unskip.methods.lean import LeanInverted, LeanSequential
 
 ACTS = {"relu": nn.ReLU, "relu6": nn.ReLU6}
@@ -41,7 +41,7 @@ def images(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 def lift() -> None:
     """The kernels are open to every precision on a CPU; all other conditions stand."""
     depthwise.has_kernels_for = lambda x: True  # type: ignore[assignment]
-    depthwise.PRECISIONS = KINDS  # type: ignore[assignment]
+    depthwise.PRECISIONS = KERNEL_DTYPES  # type: ignore[assignment]
 
 
 def close(actual: Tensor, expected: Tensor, limit: float = 1e-10) -> None:

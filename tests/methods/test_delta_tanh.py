@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import unskip
-from unskip.methods import DeltaTanh
+from unskip.methods.delta_tanh import DeltaTanh
 from unskip.models.cifar import cifar_resnet
 
 

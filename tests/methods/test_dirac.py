@@ -8,7 +8,8 @@ from torch.nn import functional as F
 from torchvision.models.feature_extraction import create_feature_extractor
 
 import unskip
-from unskip.methods import DiracConv2d, DiracLinear, stacked
+from unskip.methods import stacked
+from unskip.methods.dirac import DiracConv2d, DiracLinear
 from unskip.models import ENTRIES, about
 from unskip.models.cifar import cifar_resnet
 

@@ -260,6 +260,23 @@ def test_lean_with_any_activation(act: nn.Module) -> None:
     assert_equal(plain, lean, lean, torch.randn(4, 3, 8, 8, dtype=torch.float64))
 
 
+def test_lean_computes_again_in_silence_and_in_the_mode_of_the_forward_pass() -> None:
+    """Hooks and running statistics see one pass, and calling .eval() before .backward() changes no gradient."""
+    lean = LeanSequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).double()
+    plain = nn.Sequential(*copy.deepcopy(lean))
+    x, calls, found = torch.randn(4, 3, 8, 8, dtype=torch.float64), [], []
+    for network in (lean, plain):
+        for layer in network:
+            layer.register_forward_hook(lambda *_: calls.append(1))
+        y = network(x)
+        network.eval()
+        y.square().sum().backward()
+        found.append([*(p.grad for p in network.parameters()), *network.buffers()])
+    torch.testing.assert_close(found[0], found[1])
+    assert len(calls) == 8
+    assert lean[1].num_batches_tracked == 1
+
+
 def test_lean_leaves_out_an_activation_by_chance() -> None:
     """The noise of a second call would be another one."""
     layers = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.RReLU(), nn.Conv2d(8, 4, 3))

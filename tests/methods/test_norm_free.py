@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import unskip
-from unskip.methods import BlockSpec, Iso
+from unskip.methods import BlockSpec
+from unskip.methods.iso import Iso
 from unskip.methods.norm_free import norm_free
 from unskip.models.cifar import cifar_resnet
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import unskip
 from unskip.coders import Coder, SharedCoder, TransitionCoder
-from unskip.methods import PNNH, PNNHBlock, PNNHPaper, method_names
-from unskip.methods.pnnh import beside
+from unskip.methods import PNNH, PNNHBlock, method_names
+from unskip.methods.pnnh import PNNHPaper, learner_width
 from unskip.models.cifar import cifar_resnet, wide_resnet
 
 
@@ -67,7 +67,7 @@ def test_widths_of_inverted_bottlenecks_are_multiples_of_8() -> None:
 
     def width(hidden: int, code: int, family: str = "inverted") -> int:
         layer = SimpleNamespace(out_features=hidden)
-        return beside(SimpleNamespace(layers=(layer,), family=family), code)
+        return learner_width(SimpleNamespace(layers=(layer,), family=family), code)
 
     assert [width(144, 12), width(96, 8), width(20, 3), width(12, 3), width(16, 8)] == [128, 88, 16, 9, 8]
     assert [width(144, 12, family) for family in ("vanilla", "bottleneck", "mlp")] == [132] * 3

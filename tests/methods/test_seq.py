@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import unskip
 from tests.models.test_plainness import additions, graph
-from unskip.methods import SeqBlock, TiedConv
+from unskip.methods.seq import SeqBlock, TiedConv
 from unskip.models.cifar import cifar_resnet, wide_resnet
 
 TINY = {"layers": (2, 2, 1, 1), "channels": (8, 16, 32, 64), "num_classes": 10}

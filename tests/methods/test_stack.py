@@ -9,7 +9,8 @@ import torchvision
 from torch import nn
 
 import unskip
-from unskip.methods import PNNHBlock, stack, stacked
+from unskip.methods import PNNHBlock
+from unskip.methods.stack import stack, stacked
 from unskip.models.cifar import cifar_resnet, wide_resnet
 
 
@@ -131,7 +132,7 @@ def test_training_mode_is_refused() -> None:
 def test_a_weight_that_is_made_from_others_is_refused_in_a_sentence() -> None:
     block = unskip.plainify(cifar_resnet(8), "pnnh").eval().layer1[0]
     nn.utils.parametrizations.weight_norm(block.learner.conv1)
-    with pytest.raises(ValueError, match=r"^stack: the block can't become one ordinary block, for .*remove_param"):
+    with pytest.raises(ValueError, match=r"^stack: the block can't become one ordinary block: .*remove_param"):
         stack(block)
     nn.utils.parametrize.remove_parametrizations(block.learner.conv1, "weight")
     assert len(stack(block)) == 4

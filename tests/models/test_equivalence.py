@@ -191,8 +191,8 @@ def decayed(net: nn.Module, cls: type = torch.optim.SGD) -> torch.optim.Optimize
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda r: to_plain(nn.Linear(2, 2)), "to_plain: network=Linear has no block of a simplified network"),
-        (lambda r: to_residual(unskip.create_model("resnet20")), "network=CifarResNet has no block"),
+        (lambda r: to_plain(nn.Linear(2, 2)), "to_plain: model=Linear has no block of a simplified network"),
+        (lambda r: to_residual(unskip.create_model("resnet20")), "model=CifarResNet has no block"),
         (lambda r: to_residual(r), "to_residual: every block of SimplifiedNet is residual already"),
         (lambda r: to_plain(to_plain(r)), "to_plain: every block of SimplifiedNet is plain already"),
         (lambda r: to_plain(nn.Sequential(r, to_plain(r))), "some blocks of Sequential have a skip and some have none"),
@@ -202,7 +202,7 @@ def decayed(net: nn.Module, cls: type = torch.optim.SGD) -> torch.optim.Optimize
         ),
         (lambda r: to_plain(r, decayed(r, torch.optim.AdamW)), "decays weights of blocks towards 0"),
         (lambda r: to_plain(r, torch.optim.ASGD(r.parameters())), "optimizer=ASGD is none of those"),
-        (lambda r: to_plain(r, make_sgd(resnet().parameters())), "holds parameters that are not the network's"),
+        (lambda r: to_plain(r, make_sgd(resnet().parameters())), "holds parameters that are not the model's"),
     ],
 )
 def test_what_is_not_exact_is_refused(call: Callable, says: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import unskip
-from unskip.methods import Seq, TiedConv
+from unskip.methods.seq import Seq, TiedConv
 from unskip.train import Orthogonal, load_recipe
 from unskip.train.optim import make_optimizer
 

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 import unskip
 from unskip.coders import Coder, CoderSpec, make_coder
-from unskip.methods import PNNH, PartialConv2d
+from unskip.methods import PNNH
+from unskip.methods.partial import PartialConv2d
 from unskip.models.cifar import cifar_resnet
 from unskip.models.named import WIDTHS
 from unskip.ship.tracing import trace

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from torch import Tensor, nn
+from torch import nn
 
 from unskip.coders import cache
 from unskip.coders.closed_form import ClosedFormCoder
@@ -66,58 +66,51 @@ class CoderBank:
         return FittedTransition(target, coder, act, stride, mix), target.code
 
 
-def make_coder(
-    spec: CoderSpec,
-    act: nn.Module,
-    *,
-    dense: bool = False,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> Coder:
-    """A coder: in closed form, drawn at random, from the cache, or fitted now. On the meta device it is not fitted."""
+def make_coder(spec: CoderSpec, act: nn.Module, *, dense: bool = False, **factory: Any) -> Coder:
+    """A coder: in closed form, drawn at random, from the cache, or fitted now. On the meta device it is not fitted.
+
+    `dense` is that of `ClosedFormCoder`, `factory` has the device and dtype.
+    """
     assert act_name(act) == spec.act, f"{act} is not the activation of {spec}"
     act = plain_copy(act)
     if spec.pretext in FORMS:
-        return ClosedFormCoder(spec, act, dense=dense, device=device, dtype=dtype)
-    enc, dec = (torch.empty(shape, device=device, dtype=dtype) for shape in (spec.enc_shape, spec.dec_shape))
+        return ClosedFormCoder(spec, act, dense=dense, **factory)
+    enc, dec = (torch.empty(shape, **factory) for shape in (spec.enc_shape, spec.dec_shape))
     if not enc.is_meta:
-        for empty, weight in zip((enc, dec), coder_weights(spec, act), strict=True):
-            empty.copy_(weight)
+        if spec.pretext == "random":
+            weights = he_normal(spec)
+        elif spec.pretext in PRETEXT_TASKS:
+            fitted = cached_fit(spec, act)
+            weights = fitted.enc, fitted.dec
+        else:
+            raise ValueError(f"CoderSpec: pretext={spec.pretext!r} is not known. Known: {', '.join(PRETEXTS)}.")
+        enc.copy_(weights[0])
+        dec.copy_(weights[1])
     return FittedCoder(enc, dec, act, spec.depth)
-
-
-def coder_weights(spec: CoderSpec, act: nn.Module) -> tuple[Tensor, Tensor]:
-    """W_enc and W_dec of a coder that has no closed form."""
-    if spec.pretext == "random":
-        return he_normal(spec)
-    if spec.pretext in PRETEXT_TASKS:
-        fitted = cached_fit(spec, act)
-        return fitted.enc, fitted.dec
-    raise ValueError(f"CoderSpec: pretext={spec.pretext!r} is not known. Known: {', '.join(PRETEXTS)}.")
 
 
 def cached_fit(spec: CoderSpec, act: nn.Module) -> Fit:
     """The fit from the cache, or made now under a progress bar and put there."""
-    fitted = cache.load(spec)
-    if fitted is None:
-        console = Console(stderr=True)
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        with Progress(
-            *columns, console=console, transient=True, disable=not (console.is_terminal or console.is_jupyter)
-        ) as bar:
-            name = f"coder {spec.channels} → {spec.code}, {spec.pretext}"
-            task = bar.add_task(name, total=ROUNDS)
+    known = cache.load(spec)
+    if known is not None:
+        return known
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    shown = console.is_terminal or console.is_jupyter
+    with Progress(*columns, console=console, transient=True, disable=not shown) as bar:
+        name = f"coder {spec.channels} → {spec.code}, {spec.pretext}"
+        task = bar.add_task(name, total=ROUNDS)
 
-            def on_round(done: int, mse: float) -> None:
-                bar.update(task, completed=done, description=f"{name}: error {mse:.4f} (floor {floor(spec):.4f})")
+        def on_round(done: int, mse: float) -> None:
+            bar.update(task, completed=done, description=f"{name}: error {mse:.4f} (floor {floor(spec):.4f})")
 
-            fitted = fit(spec, act, on_round)
-        cache.store(spec, fitted)
+        fitted = fit(spec, act, on_round)
+    cache.store(spec, fitted)
     return fitted
 
 
 def plain_copy(act: nn.Module) -> nn.Module:
-    """A copy of an activation that leaves its input alone."""
+    """A copy of an activation that does not work in place."""
     act = copy.deepcopy(act)
     if hasattr(act, "inplace"):
         act.inplace = False  # type: ignore[assignment]

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
 import warnings
 from pathlib import Path
 
@@ -12,9 +11,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from unskip._core.files import make_folder, write_atomically
 from unskip.coders import fit as fitting
 from unskip.coders.fit import Fit
 from unskip.coders.spec import CoderSpec
+
+WAY_OUT = "It will be fitted again next time. Set TORCH_HOME to a folder that can be written to."
 
 
 def cache_dir() -> Path:
@@ -24,15 +26,8 @@ def cache_dir() -> Path:
 
 def key(spec: CoderSpec) -> str:
     """All that a fitted coder depends on, as text."""
-    settings = {
-        "version": fitting.VERSION,
-        "positions": fitting.POSITIONS,
-        "side": fitting.SIDE,
-        "steps": fitting.STEPS,
-        "rounds": fitting.ROUNDS,
-        "step_size": fitting.STEP_SIZE,
-        "enough": fitting.ENOUGH,
-    }
+    names = ("VERSION", "POSITIONS", "SIDE", "STEPS", "ROUNDS", "STEP_SIZE", "MIN_GAIN")
+    settings = {name.lower(): getattr(fitting, name) for name in names}
     return json.dumps({"spec": dataclasses.asdict(spec), "fit": settings}, sort_keys=True)
 
 
@@ -42,7 +37,7 @@ def path_of(spec: CoderSpec) -> Path:
 
 
 def load(spec: CoderSpec) -> Fit | None:
-    """The cached fit, or None. An entry that is damaged or not this coder's is said, and counts as missing."""
+    """The cached fit, or None. An entry that is damaged or of another coder counts as missing, with a warning."""
     path = path_of(spec)
     if not path.exists():
         return None
@@ -66,7 +61,7 @@ def load(spec: CoderSpec) -> Fit | None:
 
 
 def store(spec: CoderSpec, fitted: Fit) -> None:
-    """Writes the entry whole or not at all. A cache that can't be written costs time, not the network."""
+    """Writes the entry whole or not at all. A cache that can't be written is a warning: the network is there."""
     path = path_of(spec)
     about = {
         "key": key(spec),
@@ -76,24 +71,13 @@ def store(spec: CoderSpec, fitted: Fit) -> None:
         "rounds": str(fitted.rounds),
     }
     data = save({"enc": fitted.enc.contiguous(), "dec": fitted.dec.contiguous()}, metadata=about)
+    where: dict[str, str] = {"command": "The fitted coder could not be cached", "way_out": WAY_OUT}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        half = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            half.write_bytes(data)
-            half.replace(path)
-        finally:
-            half.unlink(missing_ok=True)
-    except OSError as error:
-        warnings.warn(
-            f"The fitted coder could not be cached at {path} ({error}); it will be fitted again next time. "
-            "Set TORCH_HOME to a folder that can be written to.",
-            stacklevel=2,
-        )
+        make_folder(path.parent, **where)
+        write_atomically(path, lambda file: file.write(data), **where)
+    except ValueError as error:
+        warnings.warn(str(error), stacklevel=2)
 
 
 def _checksum(enc: Tensor, dec: Tensor) -> str:
-    digest = hashlib.sha256()
-    for weight in (enc, dec):
-        digest.update(weight.contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join(weight.contiguous().numpy().tobytes() for weight in (enc, dec))).hexdigest()

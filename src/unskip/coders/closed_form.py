@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip.coders.coder import FORM, SAME, Coder, form_name
+from unskip.coders.coder import Coder
 from unskip.coders.matrices import closed_form
 from unskip.coders.spec import CoderSpec
 
-FEW = 4  # members of a group that are summed slice by slice, which a compiler fuses with whatever reads the sum
+MAX_SLICES = 4  # members of a group that are summed slice by slice, which a compiler fuses with what reads the sum
 
 # What looks at sizes or memory layout is one node of a symbolic trace (torch.fx), which knows neither.
 torch.fx.wrap("group_sum")
@@ -26,7 +26,7 @@ torch.fx.wrap("repeated")
 
 
 class Derived(nn.Module):
-    """A module whose matrices follow from a formula. They are computed in float64, rounded, and never stored."""
+    """A module whose matrices follow from a formula: computed in float64, rounded, never in the state dict."""
 
     dtype: torch.dtype
     device: torch.device
@@ -39,9 +39,9 @@ class Derived(nn.Module):
         """The matrices by name, in the dtype and on the device of the network."""
         return {name: matrix.to(self.device, self.dtype) for name, matrix in self.exact().items()}
 
-    def derive(self, *names: str, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
-        """Keeps the matrices of these names as buffers, for modules that compute with them."""
-        where = torch.empty(0, device=device, dtype=dtype)
+    def derive(self, *names: str, **factory: Any) -> None:
+        """Keeps the matrices of these names as buffers, to compute with them; `factory` has device and dtype."""
+        where = torch.empty(0, **factory)
         self.dtype, self.device = where.dtype, where.device
         for name, matrix in self.matrices().items():
             self.register_buffer(name, matrix if name in names else None, persistent=False)
@@ -50,19 +50,11 @@ class Derived(nn.Module):
         super()._apply(fn, recurse)
         where = fn(torch.empty(0, device=self.device, dtype=self.dtype))
         self.dtype, self.device = where.dtype, where.device
-        if any(True for _ in self.buffers(recurse=False)):
-            for name, matrix in self.matrices().items():  # from float64 again; to_empty() left no numbers
-                if getattr(self, name) is not None:
-                    setattr(self, name, matrix)
+        kept = dict(self.named_buffers(recurse=False))
+        for name, matrix in self.matrices().items() if kept else ():  # from float64 again; to_empty() left no numbers
+            if name in kept:
+                setattr(self, name, matrix)
         return self
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Takes the matrices out of a state dict that has them, a fitted coder's or an old one: refused if others."""
-        for name, exact in self.exact().items():
-            stored = state_dict.pop(prefix + name, None)
-            if stored is not None and not same(stored, exact):
-                args[-1].append(f"{prefix + name!r} is not the matrix of {self.extra_repr()!r}. {SAME}")
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 class ClosedFormCoder(Derived, Coder):
@@ -70,18 +62,12 @@ class ClosedFormCoder(Derived, Coder):
 
     Args:
         spec: its `pretext` is the name of the closed form.
+        act: the block's activation.
         dense: compute with the matrices, as the definition does.
+        factory: device and dtype.
     """
 
-    def __init__(
-        self,
-        spec: CoderSpec,
-        act: nn.Module,
-        *,
-        dense: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, spec: CoderSpec, act: nn.Module, *, dense: bool = False, **factory: Any) -> None:
         super().__init__(act, spec.depth)
         self.spec = spec
         self.whole = spec.pretext != "identity"  # it carries something of every channel
@@ -89,7 +75,7 @@ class ClosedFormCoder(Derived, Coder):
         self.size = spec.channels // self.groups if self.whole else 1  # n, channels of a group
         self.even = not self.whole or spec.channels % self.groups == 0
         self.dim = -1 if spec.linear else 1  # of the channels
-        self.derive(*(("enc", "dec") if dense or not self.even else ()), device=device, dtype=dtype)
+        self.derive(*(("enc", "dec") if dense or not self.even else ()), **factory)
 
     def exact(self) -> dict[str, Tensor]:
         return dict(zip(("enc", "dec"), closed_form(self.spec), strict=True))
@@ -125,30 +111,19 @@ class ClosedFormCoder(Derived, Coder):
             return self
         return ClosedFormCoder(self.spec, self.act, device=self.device, dtype=self.dtype) if self.even else None
 
-    def get_extra_state(self) -> Tensor:
-        return torch.tensor(list(self.extra_repr().encode()), dtype=torch.uint8, device="cpu")
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Nothing to do: the form was checked before."""
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if prefix + "enc" in state_dict:
-            state_dict[prefix + FORM] = self.get_extra_state()
-        found = form_name(state_dict.get(prefix + FORM, self.get_extra_state()))
-        if found != self.extra_repr():
-            args[-1].append(f"{prefix[:-1]!r} is {self.extra_repr()!r}, and the state dict is of {found!r}. {SAME}")
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def extra_repr(self) -> str:
-        """The name of its form, which the state dict holds."""
+    def form(self) -> str:
         paired = ", paired" if self.spec.paired else ""
         return f"{self.spec.pretext}, {self.spec.channels} -> {self.spec.code} -> {self.spec.channels}{paired}"
 
+    def get_extra_state(self) -> Tensor:
+        """The form, as text in a tensor."""
+        return torch.tensor(list(self.form().encode()), dtype=torch.uint8, device="cpu")
 
-def same(stored: Tensor, exact: Tensor) -> bool:
-    """Whether a stored matrix is this one, rounded."""
-    close = 2 * torch.finfo(stored.dtype).eps if stored.is_floating_point() else 0.0
-    return stored.shape == exact.shape and torch.allclose(stored.double().cpu(), exact, rtol=close, atol=0)
+    def set_extra_state(self, state: Tensor) -> None:
+        """Nothing to do: `Coder` has checked the form."""
+
+    def extra_repr(self) -> str:
+        return self.form()
 
 
 def scaled(code: Tensor, scale: float) -> Tensor:
@@ -166,7 +141,7 @@ def group_sum(x: Tensor, groups: int, dim: int) -> Tensor:
     Without a dtype, autocast on a GPU would bring x to float32 for the sum, and with it all that is added to the code.
     """
     each = x.shape[dim] // groups
-    if dim == 1 and each <= FEW:
+    if dim == 1 and each <= MAX_SLICES:
         total = x[:, 0::each]
         for member in range(1, each):
             total = total + x[:, member::each]

@@ -17,6 +17,7 @@ from unskip._core.layers import fast_form, layer_with
 # σ(σ(x)) = σ(x): a second activation in a row changes nothing and need not be computed.
 IDEMPOTENT = (nn.ReLU, nn.ReLU6, nn.Identity)
 FORM = "_extra_state"  # PyTorch's key in state dicts for what is neither a parameter nor a buffer
+FITTED = "a fitted coder"
 
 
 class Coder(nn.Module):
@@ -29,6 +30,10 @@ class Coder(nn.Module):
         super().__init__()
         self.act = act
         self.depth = 1 if isinstance(act, IDEMPOTENT) else depth  # activations in a row
+
+    def form(self) -> str:
+        """What it is, in words: a state dict of another form is refused."""
+        return FITTED
 
     def matrices(self) -> dict[str, Tensor]:
         """W_enc and W_dec as `enc` and `dec`."""
@@ -52,6 +57,19 @@ class Coder(nn.Module):
         enc, dec = self.matrices().values()
         return nn.Sequential(frozen_layer(enc), *[self.act] * self.depth, frozen_layer(dec))
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        found = self.form()
+        if prefix + FORM in state_dict:
+            found = bytes(state_dict[prefix + FORM].tolist()).decode(errors="replace")
+        elif prefix + "enc" in state_dict:
+            found = FITTED
+        if found != self.form():
+            args[-1].append(
+                f"{prefix[:-1]!r} is {self.form()!r}, and the state dict is of {found!r}. Build the network with the "
+                "pretext, ratio and widths that it was saved with."
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
 
 class FittedCoder(Coder):
     """A coder whose weights were fitted or drawn. They are buffers and stand in the state dict."""
@@ -67,18 +85,12 @@ class FittedCoder(Coder):
     def matrices(self) -> dict[str, Tensor]:
         return {"enc": self.enc, "dec": self.dec}
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        form = state_dict.pop(prefix + FORM, None)
-        if form is not None:
-            args[-1].append(f"{prefix[:-1]!r} is a fitted coder, and the state dict is of {form_name(form)!r}. {SAME}")
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
     def extra_repr(self) -> str:
         return f"{self.dec.shape[0]} -> {self.dec.shape[1]} -> {self.dec.shape[0]}, kernel={kernel_of(self.enc)}"
 
 
 class SharedCoder(nn.Module):
-    """A coder that an earlier block holds. It is a part of both, and stands in the state dict once, with the other."""
+    """A coder that an earlier block holds. Both blocks use it; the state dict has it once, with the earlier block."""
 
     def __init__(self, coder: Coder) -> None:
         super().__init__()
@@ -100,17 +112,9 @@ class SharedCoder(nn.Module):
         return {} if destination is None else destination
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # Loads what the coder has already: nothing is missing, and whatever the other block loads stays.
+        # The coder's present state: no key is missing, and what the earlier block loads stays.
         state_dict.update(self.coder.state_dict(prefix=f"{prefix}coder."))
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-SAME = "Build the network with the pretext, ratio and widths that it was saved with."
-
-
-def form_name(stored: Tensor) -> str:
-    """The name of a closed form, as a state dict stores it."""
-    return bytes(stored.tolist()).decode(errors="replace")
 
 
 def frozen_layer(weight: Tensor, **settings: Any) -> nn.Conv2d | nn.Linear:

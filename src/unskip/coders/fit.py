@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip.coders.coder import project
+from unskip.coders.coder import FittedCoder
 from unskip.coders.spec import CoderSpec, embed_kernel
 
 Sampler = Callable[[tuple[int, ...], torch.Generator], Tensor]
@@ -31,18 +31,10 @@ def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32)
 
 
-def _rectified_normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return _normal(shape, generator).relu_()
-
-
-def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return torch.rand(shape, generator=generator, device="cpu", dtype=torch.float32)
-
-
 PRETEXT_TASKS: dict[str, Sampler] = {
-    "rectified_normal": _rectified_normal,
+    "rectified_normal": lambda shape, generator: _normal(shape, generator).relu_(),
     "normal": _normal,
-    "uniform": _uniform,
+    "uniform": lambda shape, g: torch.rand(shape, generator=g, device="cpu", dtype=torch.float32),
 }
 VARIANCE = {"rectified_normal": 0.5 - 1 / (2 * math.pi), "normal": 1.0, "uniform": 1 / 12}
 
@@ -52,7 +44,7 @@ SIDE = 8  # side of the images they form where the kernel is larger than 1
 STEPS = 100  # of one round
 ROUNDS = 30  # at most
 STEP_SIZE = 0.01  # of Adam, as a share of the weights' root mean square; a quarter of it after a round that loses
-ENOUGH = 2e-3  # a round that improves the error by less than this share is the last; noise of the held-out error
+MIN_GAIN = 2e-3  # a round that improves the error by less than this share is the last; noise of the held-out error
 
 
 @dataclass(frozen=True)
@@ -72,14 +64,14 @@ def floor(spec: CoderSpec) -> float:
 
 
 def fit(spec: CoderSpec, act: nn.Module, on_round: Callable[[int, float], None] = lambda *_: None) -> Fit:
-    """Fits a coder on spec.pretext, deterministically from spec.seed. `on_round(i, mse)` is told of each round."""
+    """Fits a coder on spec.pretext, deterministically from spec.seed. `on_round(i, mse)` is called after each round."""
     generator = torch.Generator("cpu").manual_seed(_seed(spec))
     sample = PRETEXT_TASKS[spec.pretext]
     held_out = sample(_shape(spec, max(2048, 400_000 // spec.channels)), torch.Generator("cpu").manual_seed(2**31))
 
     @torch.no_grad()
     def error(weights: tuple[Tensor, Tensor]) -> float:
-        return F.mse_loss(_run(held_out, weights, act, spec.depth), held_out).item()
+        return F.mse_loss(FittedCoder(*weights, act, spec.depth)(held_out), held_out).item()
 
     # A fit is the same whatever context the network is being built in.
     with torch.device("cpu"), torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
@@ -88,35 +80,31 @@ def fit(spec: CoderSpec, act: nn.Module, on_round: Callable[[int, float], None] 
         start_mse = best_error
         rounds, step_size = 0, STEP_SIZE
         for rounds in range(1, ROUNDS + 1):
-            weights = _round(best, spec, act, sample, generator, step_size)
+            weights = _round(best, spec, act, generator, step_size)
             mse = error(weights)
             gain = (best_error - mse) / best_error
-            if gain > -ENOUGH:  # no worse: on the floor a round only moves along the valley
+            if gain > -MIN_GAIN:  # no worse: on the floor a round only moves along the valley
                 best_error, best = mse, weights
             else:
                 step_size /= 4  # too long a step for so many weights
             on_round(rounds, best_error)
-            if -ENOUGH < gain < ENOUGH:
+            if -MIN_GAIN < gain < MIN_GAIN:
                 break
     return Fit(best[0], best[1], best_error, start_mse, rounds)
 
 
 def _round(
-    start: tuple[Tensor, Tensor],
-    spec: CoderSpec,
-    act: nn.Module,
-    sample: Sampler,
-    generator: torch.Generator,
-    step_size: float,
+    start: tuple[Tensor, Tensor], spec: CoderSpec, act: nn.Module, generator: torch.Generator, step_size: float
 ) -> tuple[Tensor, Tensor]:
     """STEPS of Adam on fresh samples with a step size that falls to zero along a cosine."""
     enc, dec = (weight.clone().requires_grad_() for weight in start)
     groups = [{"params": [w], "lr": step_size * w.detach().square().mean().sqrt().item()} for w in (enc, dec)]
+    coder = FittedCoder(enc, dec, act, spec.depth)
     optimizer = torch.optim.Adam(groups)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     for _ in range(STEPS):
-        x = sample(_shape(spec, POSITIONS), generator)
-        loss = F.mse_loss(_run(x, (enc, dec), act, spec.depth), x)
+        x = PRETEXT_TASKS[spec.pretext](_shape(spec, POSITIONS), generator)
+        loss = F.mse_loss(coder(x), x)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -135,7 +123,7 @@ def _starts(spec: CoderSpec, act: nn.Module, generator: torch.Generator) -> Iter
     yield _weights(enc, dec, spec)
 
     zero = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(_activate(zero, act, spec.depth), zero)
+    (slope,) = torch.autograd.grad(FittedCoder(enc, dec, act, spec.depth).activate(zero), zero)
     if slope.item():
         rows = torch.linalg.qr(torch.randn(size[::-1], generator=generator, dtype=torch.float64)).Q.T
         gain = 0.1  # small enough for the activation to be nearly linear, large enough for bfloat16
@@ -157,13 +145,3 @@ def _shape(spec: CoderSpec, positions: int) -> tuple[int, ...]:
         return (positions, spec.channels)
     side = 1 if spec.kernel == 1 else SIDE
     return (math.ceil(positions / side**2), spec.channels, side, side)
-
-
-def _run(x: Tensor, weights: tuple[Tensor, Tensor], act: nn.Module, depth: int) -> Tensor:
-    return project(_activate(project(x, weights[0]), act, depth), weights[1])
-
-
-def _activate(x: Tensor, act: nn.Module, depth: int) -> Tensor:
-    for _ in range(depth):
-        x = act(x)
-    return x

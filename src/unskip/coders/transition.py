@@ -60,15 +60,14 @@ class TransitionCoder(nn.Module):
     def to_ordinary(self) -> nn.Sequential:
         """Mixing and pooling, activation and decoder as layers; in a bottleneck pooling is a layer of its own."""
         mix, spread = (self.matrices().get(name) for name in ("mix", "spread"))
-        decoder = self.target.to_ordinary()[-1]
-        assert isinstance(decoder, nn.Conv2d | nn.Linear)
-        dec = decoder.weight if spread is None else torch.einsum("ob...,bc->oc...", decoder.weight, spread)
+        dec = (self.target.coder if isinstance(self.target, SharedCoder) else self.target).matrices()["dec"]
+        dec = dec if spread is None else torch.einsum("ob...,bc->oc...", dec, spread)
         mix = torch.eye(dec.shape[1], dtype=dec.dtype, device=dec.device) if mix is None else mix
-        last, twice = frozen_layer(dec), self.spec.depth == 2
+        last = frozen_layer(dec)
         if self.spec.linear:
             return nn.Sequential(frozen_layer(mix), *[self.act] * self.spec.depth, last)
         taps = pooling_taps(self.stride).to(dec)
-        if not twice:
+        if self.spec.depth == 1:
             return nn.Sequential(frozen_layer(mix[..., None, None] * taps, stride=self.stride), self.act, last)
         pool = frozen_layer(taps.repeat(len(mix), 1, 1, 1), stride=self.stride, groups=len(mix))
         return nn.Sequential(frozen_layer(mix[..., None, None]), self.act, pool, self.act, last)
@@ -95,6 +94,7 @@ class ClosedFormTransition(Derived, TransitionCoder):
     Args:
         groups: directions that are carried.
         dense: compute with the matrices, as the definition does.
+        factory: device and dtype.
     """
 
     def __init__(
@@ -107,13 +107,12 @@ class ClosedFormTransition(Derived, TransitionCoder):
         in_channels: int,
         groups: int,
         dense: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Any,
     ) -> None:
         super().__init__(spec, target, act, stride)
         self.in_channels, self.groups = in_channels, groups
         summed = not dense and not spec.paired and in_channels % groups == 0
-        self.derive(*(("spread",) if summed else ("mix", "spread")), device=device, dtype=dtype)
+        self.derive(*(("spread",) if summed else ("mix", "spread")), **factory)
 
     def exact(self) -> dict[str, Tensor]:
         signs = 2 if self.spec.paired else 1

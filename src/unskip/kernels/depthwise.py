@@ -105,7 +105,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
     u, scale, shift, weight = ctx.saved_tensors
-    # Out here, where a compiler sees it and writes the gradient in this layout in the first place.
+    # Outside of the operator, so that a compiler writes the gradient in this layout in the first place.
     gradient, sums = depthwise_gradient(last(g), u, scale, shift, weight, ctx.stride, ctx.top)
     weights = sums[:9].T.reshape(weight.shape).to(weight.dtype)
     return gradient, sums[10].to(scale.dtype), sums[9].to(shift.dtype), weights, None, None
@@ -115,18 +115,19 @@ depthwise.register_autograd(_backward, setup_context=_keep)
 
 
 def joined(layers: list[nn.Module], x: Tensor) -> tuple[Tensor, int] | None:
-    """What the first layers make of x as one operation, and how many they are; None where they are others."""
+    """The result of the first few layers as one operation, and how many they are; None if they can't be one."""
     if not supports(x):
         return None
     norm = split_norm(layers[0])
-    counts = (4 - len(norm), 3, 4)
-    parts = ([*norm, *layers[1 : counts[0]]], layers[:3], layers[:4])
-    ways: tuple[Callable[..., Tensor | None], ...] = (normed, folded, folded_behind)
-    for count, first, join in zip(counts, parts, ways, strict=True):
-        if len(layers) >= count and not any(map(has_hooks, first)):
-            y = join(*first, x)
-            if y is not None:
-                return y, count
+    count = 4 - len(norm)
+    ways: tuple[tuple[Callable[..., Tensor | None], int, list[nn.Module]], ...] = (
+        (normed, count, [*norm, *layers[1:count]]),
+        (folded, 3, layers[:3]),
+        (folded_behind, 4, layers[:4]),
+    )
+    for join, count, first in ways:
+        if len(layers) >= count and not any(map(has_hooks, first)) and (y := join(*first, x)) is not None:
+            return y, count
     return None
 
 
@@ -164,7 +165,7 @@ def is_folded(conv: nn.Module, act: nn.Module, behind: nn.Module, x: Tensor, cha
 
 
 def supports(x: Tensor) -> bool:
-    """Whether the kernels were made for x: images in channels last and half precision on a GPU, and nobody watches."""
+    """Whether the kernels apply to x: images in channels last and half precision on a GPU, and no global hooks."""
     return (
         isinstance(x, Tensor)
         and x.ndim == 4
@@ -218,13 +219,13 @@ def split_norm(layer: nn.Module) -> list[nn.Module]:
 
 
 def precision(x: Tensor, weight: Tensor) -> torch.dtype:
-    """The one that a convolution computes in: autocast's, or that of its weight."""
+    """The dtype that a convolution computes in: autocast's, or that of its weight."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
 
 
 def plain(norm: nn.BatchNorm2d, x: Tensor) -> bool:
-    """A norm over the batch with its usual parts, not in half precision, and a batch that it does not refuse."""
+    """Whether a norm has its usual parts, not in half precision, and x has more than one value per channel."""
     usual = norm.affine and norm.track_running_stats and norm.momentum is not None
     whole = type(norm) in (nn.BatchNorm2d, BatchNormAct2d) and norm.num_features == x.shape[1]
     return whole and usual and norm.weight.dtype not in HALF and x.numel() > x.shape[1]
@@ -288,7 +289,7 @@ def is_plain_sequence(layer: nn.Module) -> TypeGuard[nn.Sequential]:
 
 
 def advance(layers: list[nn.Module], x: Tensor) -> tuple[Tensor, int]:
-    """What the first layers make of x as one operation or else the first of them, and how many they are."""
+    """The result of the first few layers as one operation, else of the first layer, and how many layers that was."""
     found = joined(layers, x)
     return (layers[0](x), 1) if found is None else found
 
@@ -298,7 +299,7 @@ def run_layers(
     x: Tensor,
     advance: Callable[[list[nn.Module], Tensor], tuple[Tensor, int]] = advance,
 ) -> Tensor:
-    """What the layers make of x, each `advance` being one operation."""
+    """Runs the layers one after another; each call of `advance` is one operation."""
     while layers:
         x, done = advance(layers, x)
         layers = layers[done:]
@@ -306,13 +307,13 @@ def run_layers(
 
 
 class JoinedSequential(Fast, nn.Sequential):
-    """Layers one after another; some of them as one operation, where that is the same and faster."""
+    """An nn.Sequential that runs some layers as one operation, where that is the same function and faster."""
 
     def forward(self, x: Tensor) -> Tensor:
         return run_layers(open_sequences(self), x, self.advance)
 
     def advance(self, layers: list[nn.Module], x: Tensor) -> tuple[Tensor, int]:
-        """What the first few of the layers make of x, and how many they were."""
+        """The result of the first few layers, and how many they were."""
         return advance(layers, x)
 
     def to_ordinary(self) -> nn.Sequential:

@@ -35,7 +35,7 @@ def activated(n, TOP: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def vector(x, c, channels: tl.constexpr, WORK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One number for each of my channels."""
+    """One number for each channel of the program."""
     return tl.load(x + c, mask=c < channels, other=0).to(WORK)[None, :]
 
 
@@ -65,7 +65,7 @@ def pixels(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def share(channels: tl.constexpr, CHANNELS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Which squares I have, by number, and which channels: those of a pixel's are in programs that run together."""
+    """The number of this program among those of its channels, and its channels; programs of one pixel run together."""
     chunks: tl.constexpr = (channels + CHANNELS - 1) // CHANNELS
     return tl.program_id(0) // chunks, tl.program_id(0) % chunks * CHANNELS + tl.arange(0, CHANNELS)
 

@@ -1,6 +1,6 @@
 """Fast layers for any model: the stem (`unskip.kernels.stem`) and depthwise convolutions (`.depthwise`)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from timm.models._efficientnet_blocks import InvertedResidual
@@ -43,14 +43,16 @@ Replacement = tuple[str, nn.Module, type[nn.Module]]  # path, module, its new cl
 
 def _stem(model: nn.Module) -> list[Replacement]:
     """The first convolution and, if that is one of a stem, the first pooling."""
-    layers = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.MaxPool2d)]
-    path, conv = next(((path, layer) for path, layer in layers if isinstance(layer, nn.Conv2d)), ("", None))
-    if type(conv) is not nn.Conv2d or not is_stem(conv) or has_hooks(conv):
-        return []
-    found: list[Replacement] = [(path, conv, StemConv2d)]
-    path, pool = next(((path, layer) for path, layer in layers if isinstance(layer, nn.MaxPool2d)), ("", None))
-    if type(pool) is nn.MaxPool2d and is_stem_pool(pool) and not has_hooks(pool):
-        found.append((path, pool, StemPool))
+    found: list[Replacement] = []
+    wanted: tuple[tuple[type[nn.Module], Callable[[Any], bool], type[nn.Module]], ...] = (
+        (nn.Conv2d, is_stem, StemConv2d),
+        (nn.MaxPool2d, is_stem_pool, StemPool),
+    )
+    for kind, fits, fast in wanted:
+        path, layer = next(((path, m) for path, m in model.named_modules() if isinstance(m, kind)), ("", None))
+        if type(layer) is not kind or not fits(layer) or has_hooks(layer):
+            break
+        found.append((path, layer, fast))
     return found
 
 

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-COPIES = 8  # of the sums over all pixels: programs add to different ones, and whoever reads them adds them up
+COPIES = 8  # of the sums over all pixels: programs add to different copies, and readers sum the copies
 
 
 @triton.jit
@@ -345,28 +345,28 @@ def unread_kernel(
 WARPS, STAGES = 4, 1  # one stage: loads go through the first cache
 TOGETHER = 16  # channels up to which the three taps of a row are one product
 CHUNK = 128  # pixels that a program of a weight gradient takes at a time
-AHEAD = "_unskip_zeros"  # on an output: where and for whom zeros are ready
+AHEAD = "_unskip_zeros"  # on an output: the zeroed workspace of the next block, and the stream it is ready on
 # On a gradient that is zero where the output that it belongs to is: the version of the tensor of which that is true.
 MARK = "_unskip_rectified"
 
 
 def pixels_each(pixels: int) -> int:
-    """That a program of a convolution takes."""
+    """Pixels for each program of a convolution."""
     return 128 if pixels >= 32768 else 64
 
 
 def fewer_each(pixels: int, channels: int) -> int:
-    """Where the output is as wide as the block: what a program sums up must fit its registers."""
+    """The same where the output is as wide as the block: the sums of a program must fit its registers."""
     return min(pixels_each(pixels), max(32, 8192 // padded(channels)))
 
 
 def padded(size: int) -> int:
-    """To what a matrix product takes."""
+    """The size that a matrix product needs: a power of two, at least 16."""
     return max(16, triton.next_power_of_2(size))
 
 
 def taps(channels: int) -> tuple[int, int]:
-    """Taps that are taken together, and the padded size of their channels."""
+    """How many taps are one product, and the padded size of their channels."""
     count = 3 if channels <= TOGETHER else 1
     return count, padded(count * channels)
 
@@ -396,18 +396,17 @@ def strides(weight: Tensor, centre: Tensor | None) -> tuple[int, ...]:
 
 
 class Workspace:
-    """One buffer of float32 for what a block sums up. It starts as zeros."""
+    """One buffer of float32 for what a block sums up, forward, backward and for its gradients. It starts as zeros."""
 
     def __init__(self, hidden: int, parameters: tuple[Tensor | None, ...], zeros: Tensor | None = None) -> None:
         self.hidden, self.parameters = hidden, parameters
         sizes = [2 * COPIES * hidden] * 2 + [2 * hidden] + [0 if p is None else p.numel() for p in parameters]
-        self.places = [0]
-        for size in sizes:
-            self.places.append(self.places[-1] + -(-size // 32) * 32)  # addresses that wide loads like
-        if zeros is None or len(zeros) != self.places[-1]:
+        sizes = [-(-size // 32) * 32 for size in sizes]  # addresses that wide loads like
+        if zeros is None or len(zeros) != sum(sizes):
             assert parameters[0] is not None
-            zeros = parameters[0].new_zeros(self.places[-1])
+            zeros = parameters[0].new_zeros(sum(sizes))
         self.all = zeros
+        self.sums, self.back, self.stats, *self.places = zeros.split(sizes)
         self.fresh = True  # nothing of backward is in it
 
     def renewed(self) -> "Workspace":
@@ -416,23 +415,11 @@ class Workspace:
         other.stats.copy_(self.stats)
         return other
 
-    @property
-    def sums(self) -> Tensor:
-        return self.all
-
-    @property
-    def back(self) -> Tensor:
-        return self.all[self.places[1] : self.places[2]]
-
-    @property
-    def stats(self) -> Tensor:
-        return self.all[self.places[2] : self.places[3]]
-
     def gradients(self) -> list[Tensor | None]:
         """In the memory layout of the parameters, so that autograd takes them as they are."""
         return [
-            None if p is None else self.all.as_strided(p.shape, p.stride(), at)
-            for p, at in zip(self.parameters, self.places[3:], strict=False)
+            None if p is None else place.as_strided(p.shape, p.stride(), place.storage_offset())
+            for p, place in zip(self.parameters, self.places, strict=True)
         ]
 
 
@@ -518,19 +505,12 @@ class FusedBlock(torch.autograd.Function):
         return gx, dw1, dcentre1, dgain, dbias, dw2, dcentre2, None, None, None, None, None
 
 
-def run(
-    x: Tensor,
-    w1: Tensor,
-    centre1: Tensor | None,
-    norm: nn.BatchNorm2d,
-    w2: Tensor,
-    centre2: Tensor | None,
-    path: Path,
-    rectified: bool,
-) -> Tensor:
+def run(x: Tensor, conv1: nn.Conv2d, norm: nn.BatchNorm2d, conv2: nn.Conv2d, path: Path, *, rectified: bool) -> Tensor:
     """A block in training. `rectified`: x is what a ReLU gave."""
-    # A block fills the next one's workspace with zeros, so that nobody has to do that between them. It is taken once,
-    # and where the next block is another kind or x comes from elsewhere, a new one is made.
+    w1, w2 = conv1.weight, conv2.weight
+    centre1, centre2 = getattr(conv1, "centre", None), getattr(conv2, "centre", None)
+    # A block zeroes the workspace of the next one, which saves a launch between them. It is used once. If the next
+    # block has another shape, or x comes from elsewhere, a new one is made.
     given = vars(x).pop(AHEAD, None)
     here = (stream(x), torch.cuda.is_current_stream_capturing()) if x.is_cuda else None
     usable = given is not None and given[0] == here

@@ -10,8 +10,8 @@
                                        they can stand behind the pooling, where a quarter of the numbers is left.
 
 The first two are modules with the parameters, the names in `state_dict` and the class of the ordinary ones, whose path
-they take wherever they are not made for what they read. No method depends on all this: it is measured apart
-(docs/bench.md).
+they take wherever the input is not what they are made for. No method depends on them, and their effect is measured
+separately (docs/bench.md).
 """
 
 from typing import Any
@@ -91,7 +91,7 @@ def empty_image(gradient: Tensor, code: Tensor) -> Tensor:
 
 
 def winners(image: Tensor, code: Tensor) -> Tensor:
-    """Of each window the number where its largest was: what `max_pool_gradient` is the transpose of."""
+    """For each window, the pixel of `image` where the largest was. `max_pool_gradient` is the transpose of this."""
     high, wide = code.shape[2:]
     rows, columns = (torch.arange(side, device=code.device) * 2 - 1 for side in (high, wide))
     which = code.to(torch.int64)
@@ -188,8 +188,7 @@ class StemPool(Fast, nn.MaxPool2d):
 class PooledStem(Fast, nn.Sequential):
     """A folded stem: convolution, ReLU and max pooling; in half precision on a GPU bias and ReLU behind the pooling.
 
-    Elsewhere, where somebody watches one of the three, or where a program is made for another place, they run one after
-    another. (On a CPU nothing is won.)
+    Elsewhere, in exported programs, and if one of the three has hooks, they run one after another.
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,13 +8,10 @@ import importlib
 import pkgutil
 
 from unskip._core.layers import SpecialLayer
-from unskip.methods.delta_tanh import DeltaTanh
-from unskip.methods.dirac import Dirac, DiracConv2d, DiracLinear
-from unskip.methods.iso import Iso, SReLU
-from unskip.methods.looks_linear import CReLU, LooksLinear
-from unskip.methods.partial import PartialConv2d
+from unskip.methods.iso import SReLU
+from unskip.methods.looks_linear import CReLU
 from unskip.methods.plain import Plain, PlainBlock
-from unskip.methods.pnnh import PNNH, PNNHBlock, PNNHPaper
+from unskip.methods.pnnh import PNNH, PNNHBlock
 from unskip.methods.registry import (
     Method,
     describe_method,
@@ -23,39 +20,23 @@ from unskip.methods.registry import (
     register_method,
     resolve_method,
 )
-from unskip.methods.residual_half import ResidualHalf
 from unskip.methods.rm import RM, CappedReLU, RMBlock, out_of_range
-from unskip.methods.seq import Seq, SeqBlock, SeqBottle, TiedConv
-from unskip.methods.spec import BlockSpec, BranchLayer, Unsupported
-from unskip.methods.stack import replaced, stack, stacked
+from unskip.methods.spec import BlockSpec, Unsupported
+from unskip.methods.stack import replaced, stacked
 
 __all__ = [
     "PNNH",
     "RM",
     "BlockSpec",
-    "BranchLayer",
     "CReLU",
     "CappedReLU",
-    "DeltaTanh",
-    "Dirac",
-    "DiracConv2d",
-    "DiracLinear",
-    "Iso",
-    "LooksLinear",
     "Method",
     "PNNHBlock",
-    "PNNHPaper",
-    "PartialConv2d",
     "Plain",
     "PlainBlock",
     "RMBlock",
-    "ResidualHalf",
     "SReLU",
-    "Seq",
-    "SeqBlock",
-    "SeqBottle",
     "SpecialLayer",
-    "TiedConv",
     "Unsupported",
     "describe_method",
     "method_names",
@@ -64,7 +45,6 @@ __all__ = [
     "register_method",
     "replaced",
     "resolve_method",
-    "stack",
     "stacked",
 ]
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from unskip.methods.spec import Conv
+from unskip.methods.spec import Conv, centre_tap
 
 
 @lru_cache(maxsize=32)
@@ -54,8 +54,7 @@ def delta_orthogonal_(conv: Conv, *, gain: float = 1.0, identity: bool = False, 
     identity = identity or rows == columns == 1
     dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
     weight.zero_()
-    taps = weight.view(*weight.shape[:2], -1)
-    centre = taps[..., taps.shape[-1] // 2]  # (out, in / groups); the middle of an odd, square kernel
+    centre = centre_tap(weight)
     for group in range(groups):
         if mirrored:
             V = orthogonal(rows, columns // 2, identity=identity, dtype=dtype)

@@ -11,37 +11,32 @@ and signals pass to any depth where χ = 1.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import nn
 
 from unskip.coders import CoderBank
 from unskip.methods.delta_orthogonal import delta_orthogonal_
 from unskip.methods.norm_free import norm_free
-from unskip.methods.registry import check_options, register_method
+from unskip.methods.registry import BlockMethod, register_method
 from unskip.methods.spec import BlockSpec, Conv
 
 
 @register_method("delta_tanh")
 @dataclass(frozen=True, kw_only=True)
-class DeltaTanh:
+class DeltaTanh(BlockMethod):
     """y = tanh(W_2 tanh(W_1 x + b_1) + b_2), W_i Delta-orthogonal. Blocks without a skip stay as they are."""
 
     gain: float = math.sqrt(1.05)  # σ_w; with σ_b on the critical line χ = 1
     bias: float = math.sqrt(2.01e-5)  # σ_b
 
-    keeps_weights: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         if not self.gain > 0:
             raise ValueError(f"delta_tanh: gain={self.gain} must be above 0; 1 keeps the norm of small signals.")
         if not self.bias >= 0:
             raise ValueError(f"delta_tanh: bias={self.bias} is a standard deviation and must not be negative.")
 
-    def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
-        if not spec.skip:
-            return None
+    def rebuild(self, spec: BlockSpec, bank: CoderBank) -> nn.Module:
         return norm_free(spec, act=lambda channels: nn.Tanh(), initialise=self.initialise, bias=True)
 
     def initialise(self, conv: Conv) -> None:

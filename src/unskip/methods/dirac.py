@@ -11,19 +11,17 @@ Where the width changes, I carries input channel o mod C_in to output channel o;
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from unskip._core.layers import conv_settings
 from unskip._core.modules import square
 from unskip.coders import CoderBank
 from unskip.methods.plain import Plain, PlainBlock
-from unskip.methods.registry import check_options, register_method
+from unskip.methods.registry import BlockMethod, register_method
 from unskip.methods.seq import TiedConv
-from unskip.methods.spec import BlockSpec, Conv, Unsupported, describe, factory, replace_weight
+from unskip.methods.spec import BlockSpec, Conv, Unsupported, centred, conv_arguments, describe, factory, replace_weight
 
 
 def identity_kernel(weight: Tensor, groups: int = 1) -> Tensor:
@@ -31,10 +29,7 @@ def identity_kernel(weight: Tensor, groups: int = 1) -> Tensor:
     rows, columns = weight.shape[0] // groups, weight.shape[1]
     eye = torch.eye(columns, device=weight.device, dtype=weight.dtype)
     kernel = eye.repeat(-(-rows // columns), 1)[:rows].repeat(groups, 1)  # (out, in / groups)
-    if weight.ndim == 2:
-        return kernel
-    around = [k // 2 for k in reversed(weight.shape[2:]) for _ in range(2)]
-    return F.pad(kernel[..., None, None], around)
+    return kernel if weight.ndim == 2 else centred(kernel[..., None, None], weight.shape[-1])
 
 
 @fx.wrap  # a trace (torchvision's create_feature_extractor) calls it whole, for it asks for the weight's shape
@@ -54,15 +49,8 @@ class DiracConv2d(nn.Conv2d):
     def __init__(self, like: nn.Conv2d, a: float, b: float) -> None:
         if not square(like):
             raise ValueError(f"DiracConv2d: like={like} must be a square, odd convolution with 'same' zero padding.")
-        super().__init__(
-            like.in_channels,
-            like.out_channels,
-            like.kernel_size,  # type: ignore[arg-type]
-            **conv_settings(like),
-            groups=like.groups,
-            bias=like.bias is not None,
-            **factory(like),
-        )
+        settings = {**conv_arguments(like), "groups": like.groups, "bias": like.bias is not None}
+        super().__init__(like.in_channels, like.out_channels, **settings)
         start(self, a, b)
 
     def dirac_weight(self) -> Tensor:
@@ -107,7 +95,7 @@ def start(layer: DiracConv2d | DiracLinear, a: float, b: float) -> None:
 
 @register_method("dirac")
 @dataclass(frozen=True, kw_only=True)
-class Dirac:
+class Dirac(BlockMethod):
     """The block's branch without its shortcut, its convolutions Dirac-parameterised; norms and activations stay.
 
     Blocks without a skip stay as they are.
@@ -116,17 +104,8 @@ class Dirac:
     a: float = 1.0  # of the identity, at initialisation
     b: float = 0.1  # of the normalised weight, at initialisation
 
-    keeps_weights: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
-        if not spec.skip:
-            return None
-        plain = Plain().build(spec, bank)
-        assert isinstance(plain, PlainBlock)
-        return PlainBlock(*[self._layer(module) for module in plain])
+    def rebuild(self, spec: BlockSpec, bank: CoderBank) -> nn.Module:
+        return PlainBlock(*[self._layer(module) for module in Plain().rebuild(spec, bank)])
 
     def _layer(self, module: nn.Module) -> nn.Module:
         if type(module) is nn.Linear:

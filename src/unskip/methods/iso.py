@@ -9,7 +9,7 @@ orthogonal by a penalty while it trains (`unskip.train.Orthogonal`, `orthogonal`
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from unskip.coders import CoderBank
 from unskip.methods.delta_orthogonal import delta_orthogonal_
 from unskip.methods.norm_free import norm_free
-from unskip.methods.registry import check_options, register_method
+from unskip.methods.registry import BlockMethod, register_method
 from unskip.methods.spec import BlockSpec
 
-Init = Literal["orthogonal", "identity"]
+DeltaInit = Literal["orthogonal", "identity"]
 
 
 class SReLU(nn.Module):
@@ -41,20 +41,13 @@ class SReLU(nn.Module):
 
 @register_method("iso")
 @dataclass(frozen=True, kw_only=True)
-class Iso:
+class Iso(BlockMethod):
     """y = SReLU(W_2 SReLU(W_1 x)), W_i Delta-orthogonal, without norms. Blocks without a skip stay as they are."""
 
     shift: float = -1.0  # b at initialisation; 0 is ReLU
-    init: Init = "orthogonal"  # the centre of a kernel: a random orthogonal matrix, or the identity
+    init: DeltaInit = "orthogonal"  # the centre of a kernel: a random orthogonal matrix, or the identity
 
-    keeps_weights: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
-        if not spec.skip:
-            return None
+    def rebuild(self, spec: BlockSpec, bank: CoderBank) -> nn.Module:
         return norm_free(
             spec,
             act=lambda channels: SReLU(channels, self.shift),

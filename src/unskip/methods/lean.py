@@ -3,16 +3,14 @@
     u = W_1 ⊛ x,  a = σ(norm(u)),  W_2 ⊛ a      kept: x and u; a comes from u, number by number
 
 The backward pass of the norm needs u anyway, so that a can be had for one pass over it. Under torch.compile the region
-is marked, and the compiler decides; in eager the tensors that autograd would keep are replaced by a way to make them.
+is marked, and the compiler decides; in eager `torch.utils.checkpoint` computes norm and activation again. It stops
+there: the convolution, which only keeps what it reads, does not run twice.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -35,8 +33,8 @@ class LeanSequential(JoinedSequential):
         found = joined(layers, x)
         if found is not None:
             return found
-        if self.training and len(layers) > 2 and self.lean(layers[2]) and repeatable(layers[:2]):
-            return normed(layers[:2], layers[2], x), 3
+        if self.training and len(layers) > 2 and self.lean(layers[2]) and repeatable(*layers[:2]):
+            return checkpointed(layers[:3], x), 3
         return layers[0](x), 1
 
     def lean(self, layer: nn.Module) -> bool:
@@ -51,112 +49,50 @@ class LeanInverted(LeanSequential):
         return isinstance(layer, nn.Conv2d) and layer.groups > 1
 
 
-def run(layers: list[nn.Module], x: Tensor) -> Tensor:
-    for layer in layers:
-        x = layer(x)
-    return x
-
-
-def repeatable(layers: list[nn.Module]) -> bool:
-    """A norm, of this batch, and one activation, both without chance."""
-    norm, act = layers
+def repeatable(norm: nn.Module, act: nn.Module) -> bool:
+    """Whether a norm, of this batch, and an activation give the same when they are computed again."""
     if isinstance(act, nn.modules.dropout._DropoutNd | nn.RReLU):
         return False
     known = type(norm) in STATELESS or (type(norm) in BATCH_NORMS and norm.training)
     return known and torch.is_grad_enabled() and differentiates_backwards()
 
 
-def normed(between: list[nn.Module], conv: nn.Module, u: Tensor) -> Tensor:
-    """conv(act(norm(u))), keeping u."""
-    norm, act = between
+def checkpointed(layers: list[nn.Module], u: Tensor) -> Tensor:
+    """conv(act(norm(u))) for `layers` = [norm, act, conv], keeping u alone."""
+    *between, conv = layers
     if torch.compiler.is_compiling():
         return conv(checkpoint(run, between, u, use_reentrant=False))
-    v = norm(u)
-    recipe = _Recipe(norm, act, u.detach())
-    # Numbers, not the tensors: autograd holds these functions, and with them whatever they refer to.
-    read = place(v)
-    by_act: list[_Kept] = []
+    second = Recomputation()
 
-    def wait(tensor: Tensor) -> Any:
-        by_act.append(_Kept(tensor))
-        return by_act[-1]
+    def forward(x: Tensor) -> Tensor:
+        for layer in layers:
+            x = recompute(layer, x) if second.started else layer(x)
+        return x
 
-    with saved_tensors_hooks(wait, made):
-        a = act(v)
-    written = place(a)
-    # An activation keeps what it reads, what it gives, or something between, which stays: in place many keep a copy of
-    # what they have read.
-    for kept in by_act:
-        kept.replace({read: recipe.normed, written: recipe.activated})
-    by_act.clear()
-
-    def by_conv(tensor: Tensor) -> Any:
-        kept = _Kept(tensor)
-        kept.replace({written: recipe.keep})
-        return kept
-
-    with saved_tensors_hooks(by_conv, made):
-        return conv(a)
+    contexts = (nullcontext(), second)  # of the forward pass, and of each time that it is computed again
+    y: Tensor = checkpoint(forward, u, use_reentrant=False, preserve_rng_state=False, context_fn=lambda: contexts)
+    return y
 
 
-Place = tuple[int, torch.Size, torch.dtype]
+class Recomputation(nullcontext[None]):
+    """Knows whether it was entered: the backward pass has begun, and layers are computed again."""
+
+    started = False
+
+    def __enter__(self) -> None:
+        self.started = True
 
 
-def place(tensor: Tensor) -> Place:
-    """Which tensor it is. By its shape too, for on the meta device all addresses are 0."""
-    return tensor.data_ptr(), tensor.shape, tensor.dtype
+def run(layers: list[nn.Module], x: Tensor) -> Tensor:
+    for layer in layers:
+        x = layer(x)
+    return x
 
 
-class _Kept:
-    """A tensor for the backward pass, or a way to make it."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.what: Tensor | Callable[[], Tensor] = tensor
-
-    def replace(self, ways: dict[Place, Callable[[], Tensor]]) -> None:
-        """Lets the tensor go, if there is a way to make it."""
-        assert isinstance(self.what, Tensor)
-        self.what = ways.get(place(self.what), self.what)
-
-
-def made(kept: _Kept) -> Tensor:
-    return kept.what if isinstance(kept.what, Tensor) else kept.what()
-
-
-class _Recipe:
-    """How to make again what was not kept. Modules are run by `forward`, past the hooks of whoever is watching.
-
-    They run in the precision of the forward pass: a backward pass is outside of its autocast.
-    """
-
-    def __init__(self, norm: nn.Module, act: nn.Module, u: Tensor) -> None:
-        self.norm, self.act, self.u = norm, act, u
-        self.ready: Tensor | None = None  # what the convolution has asked for a moment ago, for the activation
-        kind = u.device.type
-        mixed = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        self.mixed = torch.get_autocast_dtype(kind) if mixed else None
-
-    def as_before(self) -> AbstractContextManager[object]:
-        if self.mixed is None:
-            return nullcontext()
-        return torch.autocast(self.u.device.type, self.mixed, cache_enabled=False)
-
-    @torch.no_grad()
-    def normed(self) -> Tensor:
-        norm = self.norm
-        if isinstance(norm, BATCH_NORMS):
-            return F.batch_norm(self.u, None, None, norm.weight, norm.bias, training=True, eps=norm.eps)
-        with self.as_before():
-            return norm.forward(self.u)
-
-    @torch.no_grad()
-    def activated(self) -> Tensor:
-        ready, self.ready = self.ready, None
-        if ready is not None:
-            return ready
-        with self.as_before():
-            return self.act.forward(self.normed())
-
-    def keep(self) -> Tensor:
-        self.ready = self.activated()
-        return self.ready
+def recompute(layer: nn.Module, x: Tensor) -> Tensor:
+    """What the layer gave, without calling its hooks and without a second update of running statistics."""
+    if not isinstance(layer, BATCH_NORMS):
+        return layer.forward(x)
+    mean, var = (layer.running_mean, layer.running_var) if layer.track_running_stats else (None, None)
+    mean, var = None if mean is None else mean.clone(), None if var is None else var.clone()
+    return F.batch_norm(x, mean, var, layer.weight, layer.bias, training=True, eps=layer.eps)

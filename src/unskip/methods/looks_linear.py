@@ -10,7 +10,6 @@ stays as it is. V is Delta-orthogonal, the choice here: the paper's orthogonal V
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from unskip.methods.delta_orthogonal import delta_orthogonal_
 from unskip.methods.norm_free import has_activation
 from unskip.methods.plain import PlainBlock
 from unskip.methods.pnnh import conv_like
-from unskip.methods.registry import check_options, register_method
+from unskip.methods.registry import BlockMethod, register_method
 from unskip.methods.spec import BlockSpec, Unsupported
 
 
@@ -39,7 +38,7 @@ class CReLU(nn.Module):
 
 @register_method("looks_linear")
 @dataclass(frozen=True, kw_only=True)
-class LooksLinear:
+class LooksLinear(BlockMethod):
     """y = CReLU([V_2, -V_2] CReLU([V_1, -V_1] x)), without norms in the branch. Blocks without a skip stay as they are.
 
     A pre-activation block begins with a CReLU of x and ends without one; its norm goes. An MLP reads LN(x) as before.
@@ -47,16 +46,12 @@ class LooksLinear:
 
     gain: float = 1.0  # the singular values of V at initialisation
 
-    keeps_weights: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         if not self.gain > 0:
             raise ValueError(f"looks_linear: gain={self.gain} must be above 0; 1 keeps the norm of what passes.")
 
-    def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
-        if not spec.skip:
-            return None
+    def rebuild(self, spec: BlockSpec, bank: CoderBank) -> nn.Module:
         mlp = spec.family == "mlp"
         dim = -1 if mlp else 1
         preact = any(has_activation(module) for module in spec.pre)

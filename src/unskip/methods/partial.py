@@ -8,10 +8,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from unskip._core.layers import conv_settings
-from unskip.methods.spec import Conv, factory, replace_weight
+from unskip.methods.spec import Conv, centred, conv_arguments, replace_weight
 
 Side = Literal["reads", "writes"]
 
@@ -33,14 +31,8 @@ class PartialConv2d(nn.Conv2d):
                 f"{side}, and that must have one group."
             )
         rest = channels - full
-        super().__init__(
-            full if side == "reads" else like.in_channels,
-            full if side == "writes" else like.out_channels,
-            like.kernel_size,  # type: ignore[arg-type]
-            **conv_settings(like),
-            bias=False,
-            **factory(like),
-        )
+        inputs, outputs = (full, like.out_channels) if side == "reads" else (like.in_channels, full)
+        super().__init__(inputs, outputs, bias=False, **conv_arguments(like))
         self.in_channels, self.out_channels, self.side = like.in_channels, like.out_channels, side
         shape = (like.out_channels, rest) if side == "reads" else (rest, like.in_channels)
         self.centre = nn.Parameter(self.weight.new_empty(*shape, 1, 1))
@@ -53,8 +45,8 @@ class PartialConv2d(nn.Conv2d):
 
     def whole_weight(self) -> Tensor:
         """(out, in, k, k), zeros around the centre taps."""
-        around = [k // 2 for k in reversed(self.kernel_size) for _ in range(2)]
-        return torch.cat([self.weight, F.pad(self.centre, around)], dim=1 if self.side == "reads" else 0)
+        whole = [self.weight, centred(self.centre, self.kernel_size[0])]
+        return torch.cat(whole, dim=1 if self.side == "reads" else 0)
 
     def forward(self, x: Tensor) -> Tensor:
         return self._conv_forward(x, self.whole_weight(), self.bias)

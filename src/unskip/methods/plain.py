@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from timm.layers import DropPath
+from timm.layers.drop import DropPath
 from torch import nn
 
 from unskip.coders import CoderBank
-from unskip.methods.registry import register_method
+from unskip.methods.registry import BlockMethod, register_method
 from unskip.methods.spec import NORMS, BlockSpec
 
 
@@ -23,14 +23,12 @@ class PlainBlock(nn.Sequential):
 
 @register_method("plain")
 @dataclass(frozen=True, kw_only=True)
-class Plain:
+class Plain(BlockMethod):
     """y = out_act(branch(pre(x))): the block's own modules and weights, without its shortcut."""
 
     keeps_weights: ClassVar[bool] = True
 
-    def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
-        if not spec.skip:
-            return None
+    def rebuild(self, spec: BlockSpec, bank: CoderBank) -> PlainBlock:
         # Stochastic depth goes with the skip: what it drops would otherwise reach nothing.
         branch = [module for module in spec.branch if not isinstance(module, DropPath)]
         revive_last_norm(branch)

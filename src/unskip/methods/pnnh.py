@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from timm.layers import DropPath
+from timm.layers.drop import DropPath
 from torch import Tensor, nn
 
-from unskip._core.layers import conv_settings, fast_form
+from unskip._core.layers import fast_form
 from unskip.coders import FORMS, PRETEXTS, CoderBank, CoderSpec, act_name, odd_part_is_identity
 from unskip.kernels import use_fast_layers
 from unskip.kernels.depthwise import JoinedSequential
@@ -27,8 +27,8 @@ from unskip.methods.lean import LeanInverted, LeanSequential
 from unskip.methods.partial import PartialConv2d
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.registry import check_options, register_method
-from unskip.methods.spec import RECTIFIERS, BlockSpec, BranchLayer, Conv, Unsupported, factory
-from unskip.methods.stack import joined_layers
+from unskip.methods.spec import RECTIFIERS, BlockSpec, BranchLayer, Conv, Unsupported, conv_arguments, factory
+from unskip.methods.stack import stacked_layers
 
 Norm = Literal["first", "both"]
 Transition = Literal["coded", "whole"]
@@ -38,7 +38,18 @@ BlockForm = Literal["auto", "plain", "fast", "lean"]
 ALIGNED = 8  # channels that tensor cores take at once
 
 
-class PNNHBlock(nn.Module):
+class LearnerBlock(nn.Module):
+    """A learner beside a second path: what both read through, stochastic depth, and the activation after the sum."""
+
+    def __init__(self, pre: nn.Sequential, learner: nn.Sequential, drop_path: float, act: nn.Module | None) -> None:
+        super().__init__()
+        self.pre = pre
+        self.learner = learner
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+        self.act = nn.Identity() if act is None else act
+
+
+class PNNHBlock(LearnerBlock):
     """y = σ(learner(x) + coder(x)), of x through `pre` where the block has one."""
 
     skip_free = True
@@ -52,12 +63,8 @@ class PNNHBlock(nn.Module):
         drop_path: float = 0.0,
         act: nn.Module | None = None,
     ) -> None:
-        super().__init__()
-        self.pre = pre
-        self.learner = learner
+        super().__init__(pre, learner, drop_path, act)
         self.coder = coder
-        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
-        self.act = nn.Identity() if act is None else act
 
     def forward(self, x: Tensor) -> Tensor:
         layers = fused.supports(self, x)
@@ -88,7 +95,7 @@ class PNNHBlock(nn.Module):
     def _joined(self, multiple: int = 1) -> list[nn.Module]:
         if self.training:
             raise Unsupported("is in training mode, where BatchNorm depends on the batch; call .eval() first.")
-        return joined_layers(self.learner, self.coder, multiple)
+        return stacked_layers(self.learner, self.coder, multiple)
 
 
 @register_method("pnnh")
@@ -108,9 +115,7 @@ class PNNH:
     uncarried: Uncarried = "kxk"  # taps for the channels that pretext="identity" does not carry: all, or the centre
     hidden: Mapping[int, int] | None = None  # width of the learner by that of the block, {48: 8}; None: H - C_B
     head_norm: bool | None = None  # a norm before pooling; None: where the network has a place for one (CIFAR ResNets)
-    block: BlockForm = (
-        "auto"  # plain: the definition; fast: no matrices; lean: less memory; auto: fast, lean in MobileNet
-    )
+    block: BlockForm = "auto"  # plain: the formula; fast: no matrices; lean: less memory; auto: fast (MobileNet: lean)
     seed: int = 0  # of fitted and random coders
 
     keeps_weights: ClassVar[bool] = False
@@ -139,39 +144,29 @@ class PNNH:
             return self._whole(spec, bank)
         act = self._activation(spec)
         target = self._coder_spec(spec, act)
-        hidden = spec.layers[0].out_features
-        make = {**factory(spec.layers[0].conv), "dense": self.block == "plain"}
+        first = spec.layers[0]
+        make = {**factory(first.conv), "dense": self.block == "plain"}
         coder: nn.Module | None = None
         code = target.code
-        if self.pretext != "none":
-            if spec.transition:
-                check_strides(spec)
-                coder, code = bank.take_transition(
-                    target, act, in_channels=spec.in_features, limit=hidden // 2, stride=spec.stride, **make
-                )
-            else:
-                coder = bank.take(target, act, **make)
+        if self.pretext != "none" and spec.transition:
+            check_strides(spec)
+            make |= {"in_channels": spec.in_features, "limit": first.out_features // 2, "stride": spec.stride}
+            coder, code = bank.take_transition(target, act, **make)
+        elif self.pretext != "none":
+            coder = bank.take(target, act, **make)
         return PNNHBlock(
             pre=nn.Sequential(*spec.pre),
-            learner=self.learner(spec, beside(spec, code) if self.hidden is None else self._hidden(spec.out_features)),
+            learner=self.learner(spec, code),
             coder=coder,
             drop_path=spec.drop_path,
             act=self._out_act(spec),
         )
 
-    def finish(self, network: nn.Module) -> None:
-        """A norm before pooling, where the network has a place for one, and a faster stem, where it has one."""
-        set_head_norm("pnnh", network, self.head_norm)
+    def finish(self, model: nn.Module) -> None:
+        """A norm before pooling, where the model has a place for one, and a faster stem, where it has one."""
+        set_head_norm("pnnh", model, self.head_norm)
         if self.block != "plain":
-            use_fast_layers(network, depthwise=False)
-
-    def _hidden(self, width: int) -> int:
-        assert self.hidden is not None
-        if width not in self.hidden:
-            raise Unsupported(
-                f"hidden={dict(self.hidden)} says nothing about blocks of width {width}; add it, or leave hidden out"
-            )
-        return self.hidden[width]
+            use_fast_layers(model, depthwise=False)
 
     def _whole(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
         """A transition as it is without its shortcut, its output rectified where the next coder relies on that."""
@@ -193,12 +188,11 @@ class PNNH:
         """The one activation inside the block, which learner and coder share."""
         assert spec.family
         inner = [layer.act for layer in spec.layers[:-1]]
-        if any(act is None for act in inner) or spec.layers[-1].act is not None:
+        act = inner[0]
+        if act is None or None in inner or spec.layers[-1].act is not None:
             raise Unsupported("its branch does not have one activation between each two convolutions")
         if len({act_name(act) for act in inner if act is not None}) > 1:
             raise Unsupported("its activations differ from each other, so learner and coder can't be one block")
-        act = inner[0]
-        assert act is not None
         if any(True for _ in act.parameters()):
             raise Unsupported(f"its activation {type(act).__name__} is trained, and a coder is frozen")
         return act
@@ -249,10 +243,15 @@ class PNNH:
             seed=self.seed,
         )
 
-    def learner(self, spec: BlockSpec, hidden: int | None = None) -> nn.Sequential:
-        """The block's layers at a hidden width (that of a block beside a coder), freshly initialised."""
-        if hidden is None:
-            hidden = beside(spec, self._coder_spec(spec, self._activation(spec)).code)
+    def learner(self, spec: BlockSpec, code: int | None = None) -> nn.Sequential:
+        """The block's layers, freshly initialised, at the hidden width beside a coder of `code` channels."""
+        width, widths = spec.out_features, self.hidden or {}
+        if self.hidden is not None and width not in widths:
+            raise Unsupported(
+                f"hidden={dict(widths)} says nothing about blocks of width {width}; add it, or leave hidden out"
+            )
+        code = self._coder_spec(spec, self._activation(spec)).code if code is None else code
+        hidden = widths.get(width, learner_width(spec, code))
         if self.uncarried == "1x1" and spec.family != "vanilla":
             raise Unsupported(f"uncarried='1x1' is for blocks of two k x k convolutions, and it is {spec.family}")
         learner = self._sequence(spec.family == "inverted")
@@ -298,7 +297,7 @@ class PNNHPaper(PNNH):
     head_norm: bool | None = False
 
 
-def beside(spec: BlockSpec, code: int) -> int:
+def learner_width(spec: BlockSpec, code: int) -> int:
     """H - C_B, the width of a learner beside its coder.
 
     In an inverted bottleneck, where C_B is a small part of H, it is rounded down to a multiple of 8, as MobileNet's own
@@ -309,12 +308,12 @@ def beside(spec: BlockSpec, code: int) -> int:
     return down if spec.family == "inverted" and down >= 0.9 * width else width
 
 
-def set_head_norm(where: str, network: nn.Module, wanted: bool | None) -> None:
-    """Puts a norm before the network's pooling. False leaves its head as it is."""
-    place = getattr(network, "add_head_norm", None)
+def set_head_norm(where: str, model: nn.Module, wanted: bool | None) -> None:
+    """Puts a norm before the model's pooling. False leaves its head as it is."""
+    place = getattr(model, "add_head_norm", None)
     if wanted and place is None:
         raise ValueError(
-            f"{where}: head_norm=True, but {type(network).__name__} has no place for a norm before its pooling "
+            f"{where}: head_norm=True, but {type(model).__name__} has no place for a norm before its pooling "
             "(a method `add_head_norm`), as our CIFAR ResNets have; leave head_norm out."
         )
     if place is not None and wanted is not False:
@@ -367,15 +366,7 @@ def conv_like(layer: BranchLayer, fan_in: int, fan_out: int) -> Conv:
             f"its convolution of {groups} groups can't be cut to {fan_in} -> {fan_out} channels, which {groups} does "
             "not divide; another ratio may"
         )
-    return nn.Conv2d(
-        fan_in,
-        fan_out,
-        old.kernel_size,  # type: ignore[arg-type]
-        **conv_settings(old),
-        groups=groups,
-        bias=old.bias is not None,
-        **factory(old),
-    )
+    return nn.Conv2d(fan_in, fan_out, groups=groups, bias=old.bias is not None, **conv_arguments(old))
 
 
 def initialise(conv: Conv, scale: float) -> None:

@@ -31,6 +31,22 @@ class Method(Protocol):
     def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None: ...
 
 
+class BlockMethod:
+    """Base class of methods that rebuild every block that has a skip, with fresh weights; others stay as they are."""
+
+    keeps_weights: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
+        return self.rebuild(spec, bank) if spec.skip else None
+
+    def rebuild(self, spec: BlockSpec, bank: CoderBank) -> nn.Module:
+        """The skip-free block in the place of one with a skip."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, kw_only=True)
 class Option:
     """One option of a method."""
@@ -161,9 +177,7 @@ def check_options(method: Method, **choices: tuple[str, ...]) -> None:
         if hint is int and (isinstance(value, bool) or not isinstance(value, int)):
             raise ValueError(f"{where}: {option}={value!r} must be a whole number.")
         if hint == bool | None and not (value is None or isinstance(value, bool)):
-            raise ValueError(
-                f"{where}: {option}={value!r} must be true, false or None (where there is a place for it)."
-            )
+            raise ValueError(f"{where}: {option}={value!r} must be true, false or None (where there is a place).")
 
 
 def check_number(where: str, option: str, value: object) -> None:

@@ -5,36 +5,23 @@ one of hidden width H + C. While it trains it *is* a residual network, so it is 
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from timm.layers import DropPath
 from torch import Tensor, nn
 
 from unskip.coders import CoderBank
-from unskip.methods.pnnh import PNNH, set_head_norm
-from unskip.methods.registry import check_options, register_method
+from unskip.methods.pnnh import PNNH, LearnerBlock, set_head_norm
+from unskip.methods.registry import BlockMethod, register_method
 from unskip.methods.spec import BlockSpec
 
 
-class ResidualHalfBlock(nn.Module):
+class ResidualHalfBlock(LearnerBlock):
     """y = σ(learner(pre(x)) + x), or a projection of pre(x) instead of x."""
 
     keeps_skip = True
 
-    def __init__(
-        self,
-        pre: nn.Sequential,
-        learner: nn.Sequential,
-        shortcut: nn.Module | None,
-        drop_path: float,
-        act: nn.Module | None,
-    ) -> None:
-        super().__init__()
-        self.pre = pre
-        self.learner = learner
-        self.shortcut = shortcut
-        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
-        self.act = nn.Identity() if act is None else act
+    def __init__(self, spec: BlockSpec, learner: nn.Sequential) -> None:
+        super().__init__(nn.Sequential(*spec.pre), learner, spec.drop_path, spec.out_act)
+        self.shortcut = spec.shortcut
 
     def forward(self, x: Tensor) -> Tensor:
         read = self.pre(x)
@@ -44,25 +31,21 @@ class ResidualHalfBlock(nn.Module):
 
 @register_method("residual_half")
 @dataclass(frozen=True, kw_only=True)
-class ResidualHalf:
+class ResidualHalf(BlockMethod):
     """The learner of `pnnh` beside the block's own skip connection: an upper bound, not plain."""
 
     ratio: float = 0.5  # the share of C (of C_low in bottlenecks) by which the hidden width shrinks
     scale: float = 0.3  # of the last convolution at initialisation, relative to He's
     head_norm: bool | None = None  # a norm before pooling, as `pnnh` has it
 
-    keeps_weights: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         if not 0 < self.ratio <= 0.5:
             raise ValueError(f"residual_half: ratio={self.ratio} must be above 0 and at most 0.5.")
 
-    def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
-        if not spec.skip:
-            return None
+    def rebuild(self, spec: BlockSpec, bank: CoderBank) -> nn.Module:
         learner = PNNH(ratio=self.ratio, scale=self.scale, block="fast").learner(spec)
-        return ResidualHalfBlock(nn.Sequential(*spec.pre), learner, spec.shortcut, spec.drop_path, spec.out_act)
+        return ResidualHalfBlock(spec, learner)
 
-    def finish(self, network: nn.Module) -> None:
-        set_head_norm("residual_half", network, self.head_norm)
+    def finish(self, model: nn.Module) -> None:
+        set_head_norm("residual_half", model, self.head_norm)

@@ -14,18 +14,18 @@ The layers have the paper's numbers, Conv1 to Conv4 (B.2). What it leaves open i
 import copy
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip._core.layers import conv_settings, layer_with
+from unskip._core.layers import layer_with
 from unskip.coders import CoderBank
 from unskip.methods.inits import Init, pair_weights, tall_weight
 from unskip.methods.pnnh import norm_like
-from unskip.methods.registry import check_options, register_method
-from unskip.methods.spec import NORMS, BlockSpec, Conv, Unsupported, factory
+from unskip.methods.registry import BlockMethod, register_method
+from unskip.methods.spec import NORMS, BlockSpec, Conv, Unsupported, centre_tap, conv_arguments, factory
 
 Tie = Literal["none", "conv2", "conv4", "both"]
 PreReLU = Literal["none", "bias", "norm"]
@@ -46,17 +46,13 @@ class TiedConv(nn.Module):
     @property
     def weight(self) -> Tensor:
         weight = self._partner[0].weight
-        if isinstance(self._partner[0], nn.Conv2d):
-            c = self._partner[0].kernel_size[0] // 2
-            weight = weight[:, :, c : c + 1, c : c + 1]
-        return weight.transpose(0, 1)
+        centre = centre_tap(weight).T
+        return centre if weight.ndim == 2 else centre[..., None, None]
 
     def forward(self, x: Tensor) -> Tensor:
         # A replica of nn.DataParallel has tensors of its own, but the partner of the first device.
         weight = self.weight.to(x.device) if getattr(self, "_is_replica", False) else self.weight
-        if isinstance(self._partner[0], nn.Conv2d):
-            return F.conv2d(x, weight, self.bias)
-        return F.linear(x, weight, self.bias)
+        return F.linear(x, weight, self.bias) if weight.ndim == 2 else F.conv2d(x, weight, self.bias)
 
     def to_ordinary(self) -> Conv:
         """The ordinary layer with this weight as its own."""
@@ -71,7 +67,7 @@ class SeqBlock(nn.Sequential):
 
 @register_method("seq")
 @dataclass(frozen=True, kw_only=True)
-class Seq:
+class Seq(BlockMethod):
     """SeqBasic in place of two 3x3 convolutions, SeqBottle in place of a bottleneck.
 
     The options are the paper's ablations (B.2); docs/seqnet.md explains them.
@@ -83,14 +79,7 @@ class Seq:
     position: Position = "first"  # of the 3x3 among the convolutions (Table 3c)
     seed: int = 0  # of the weights that the end of a bottleneck shares at initialisation with the next one's beginning
 
-    keeps_weights: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
-        if not spec.skip:
-            return None
+    def rebuild(self, spec: BlockSpec, bank: CoderBank) -> "SeqBlock":
         if spec.family not in ("vanilla", "bottleneck"):
             raise Unsupported(
                 "seq has blocks for ResNets alone, in place of two k x k convolutions or of 1x1 / k x k / 1x1, and "
@@ -98,15 +87,24 @@ class Seq:
             )
         if any(layer.drop for layer in spec.layers):
             raise Unsupported("it has dropout between its convolutions, where the pairs of seq have no place for it")
-        make = _Maker(self, norm=_norm(spec), act=_relu(spec), **factory(spec.layers[0].conv))
+        if not isinstance(act := spec.inner_act, nn.ReLU):
+            raise Unsupported(f"its activation {type(act).__name__} is not ReLU, which the pairs of seq are made for")
+        conv = spec.layers[0 if spec.family == "vanilla" else 1].conv  # k x k; it strides for the whole block
+        assert isinstance(conv, nn.Conv2d)
+        if conv.groups != 1:
+            raise Unsupported(f"its convolution has {conv.groups} groups, and the pairs of seq have dense convolutions")
+        spatial = {**conv_arguments(conv), "stride": spec.stride}
+        # The block's kind of norm; BatchNorm, the paper's, for a block that has none.
+        norms = [module for module in (*spec.pre, *spec.branch) if isinstance(module, NORMS)]
+        make = _Maker(self, norms[0] if norms else nn.BatchNorm2d(1), act, factory(conv))
         if spec.family == "vanilla":
-            return self._block(make, spec.in_features, spec.out_features, _spatial(spec, spec.layers[0].conv))
-        return self._cut_bottle(make, spec, _spatial(spec, spec.layers[1].conv))
+            return self._block(make, spec.in_features, spec.out_features, spatial)
+        return self._cut_bottle(make, spec, spatial)
 
     def linear(self, d: int, k: int) -> SeqBlock:
         """The pair d -> k d -> d of fully-connected layers (section 4.2)."""
         self._refuse_basic("a pair of fully-connected layers", positions=("first",))
-        make = _Maker(self, norm=nn.BatchNorm1d(d), act=nn.ReLU(inplace=True))
+        make = _Maker(self, nn.BatchNorm1d(d), nn.ReLU(inplace=True), {})
         return SeqBlock(OrderedDict(make.pair(1, d, d, k, linear=True)))
 
     def _block(self, make: "_Maker", d_in: int, d_out: int, spatial: dict[str, Any]) -> SeqBlock:
@@ -167,14 +165,14 @@ class SeqBottle(Seq):
         return SeqBlock(OrderedDict(spatial_pair | make.pair(3, d_out, d_out, K_POINTWISE)))
 
 
+@dataclass(frozen=True)
 class _Maker:
     """Makes the layers of a block: all with the same kind of norm and activation, on one device."""
 
-    def __init__(self, options: Seq, *, norm: nn.Module, act: nn.Module, **factory: Any) -> None:
-        self.options = options
-        self.like = norm
-        self.act = act
-        self.factory = factory
+    options: Seq
+    like: nn.Module  # the norm
+    act: nn.Module
+    factory: dict[str, Any]
 
     def pair(
         self,
@@ -193,8 +191,9 @@ class _Maker:
         W = self.layer(d_in, D, bias=bias, linear=linear, **(wide or {}))
         M = self.layer(D, d_out, linear=linear, **(narrow or {}))
         if not W.weight.is_meta:
-            for layer, weight in zip((W, M), pair_weights(self.options.init, D, d_in, d_out), strict=True):
-                set_centre(layer, weight)
+            w, m = pair_weights(self.options.init, D, d_in, d_out)
+            set_centre(W, w)
+            set_centre(M, m)
         tied = d_in == d_out and self.options.tie in (f"conv{first + 1}", "both")
         return {
             f"conv{first}": TiedConv(M, bias=bias) if tied and narrow else W,
@@ -208,7 +207,7 @@ class _Maker:
         if linear:
             layer = nn.Linear(d_in, d_out, bias=bias, **self.factory)
         else:
-            layer = nn.Conv2d(d_in, d_out, **{"kernel_size": 1, **settings}, bias=bias, **self.factory)
+            layer = nn.Conv2d(d_in, d_out, bias=bias, **{"kernel_size": 1, **self.factory, **settings})
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
         return layer
@@ -225,30 +224,5 @@ class _Maker:
 @torch.no_grad()
 def set_centre(layer: Conv, weight: Tensor) -> None:
     """Puts a matrix into the centre of a kernel, and zero into its other taps (section 4.2)."""
-    if isinstance(layer, nn.Linear):
-        layer.weight.copy_(weight)
-        return
-    nn.init.zeros_(layer.weight)
-    c = layer.kernel_size[0] // 2
-    layer.weight[:, :, c, c] = weight.to(layer.weight)
-
-
-def _spatial(spec: BlockSpec, conv: Conv) -> dict[str, Any]:
-    """Settings of the k x k convolution, which strides for the whole block."""
-    assert isinstance(conv, nn.Conv2d)
-    if conv.groups != 1:
-        raise Unsupported(f"its convolution has {conv.groups} groups, and the pairs of seq have dense convolutions")
-    return {**conv_settings(conv), "kernel_size": conv.kernel_size, "stride": spec.stride}
-
-
-def _norm(spec: BlockSpec) -> nn.Module:
-    """The block's kind of norm; BatchNorm, the paper's, for a block that has none."""
-    norms = [module for module in (*spec.pre, *spec.branch) if isinstance(module, NORMS)]
-    return norms[0] if norms else nn.BatchNorm2d(1)
-
-
-def _relu(spec: BlockSpec) -> nn.Module:
-    act = spec.inner_act
-    if not isinstance(act, nn.ReLU):
-        raise Unsupported(f"its activation {type(act).__name__} is not ReLU, which the pairs of seq are made for")
-    return act
+    layer.weight.zero_()
+    centre_tap(layer.weight).copy_(weight)

@@ -8,12 +8,13 @@ The branch is kept as the block's own modules in the order in which they run. Ev
 widths, strides, the sign of what it reads) is derived from them here, so that a reader only has to name the parts.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
-from timm.layers import DropPath
+from timm.layers.drop import DropPath
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -83,37 +84,28 @@ class BlockSpec:
     def layers(self) -> tuple[BranchLayer, ...]:
         """The branch as convolution + norm + activation; Unsupported where it holds anything else."""
         layers: list[BranchLayer] = []
-        conv: Conv | None = None
-        norm: nn.Module | None = None
-        act: nn.Module | None = None
-        drop = 0.0
-
-        def close() -> None:
-            if conv is not None:
-                layers.append(BranchLayer(conv, norm, act, drop))
-
         for module in self.branch:
             if isinstance(module, NO_OPS):
                 continue
             if type(module) in (nn.Conv2d, nn.Linear):
-                close()
                 assert isinstance(module, nn.Conv2d | nn.Linear)
-                conv, norm, act, drop = module, None, None, 0.0
-            elif conv is None:
+                layers.append(BranchLayer(module, None, None, 0.0))
+                continue
+            if not layers:
                 raise Unsupported(f"its branch begins with {describe(module)}, not with a convolution")
-            elif isinstance(module, nn.Dropout):
-                drop = max(drop, module.p)
-            elif isinstance(module, NORMS) and norm is None and act is None and not drop:
-                norm = module
-                if isinstance(module, BatchNormAct2d) and not isinstance(module.act, nn.Identity):
-                    act = module.act
-            elif is_activation(module) and act is None:
-                act = module
+            last = layers[-1]
+            if isinstance(module, nn.Dropout):
+                last = replace(last, drop=max(last.drop, module.p))
+            elif isinstance(module, NORMS) and last.norm is None and last.act is None and not last.drop:
+                own = getattr(module, "act", None)  # timm's BatchNormAct2d
+                last = replace(last, norm=module, act=None if isinstance(own, nn.Identity) else own)
+            elif is_activation(module) and last.act is None:
+                last = replace(last, act=module)
             else:
                 raise Unsupported(
                     f"its branch holds {describe(module)} where convolution, norm and activation follow each other"
                 )
-        close()
+            layers[-1] = last
         return tuple(layers)
 
     @cached_property
@@ -147,10 +139,7 @@ class BlockSpec:
 
     @property
     def stride(self) -> int:
-        stride = 1
-        for layer in self.layers:
-            stride *= layer.stride
-        return stride
+        return math.prod(layer.stride for layer in self.layers)
 
     @property
     def transition(self) -> bool:
@@ -168,11 +157,8 @@ class BlockSpec:
     @property
     def inner_act(self) -> nn.Module | None:
         """The first activation in the branch."""
-        for module in self.branch:
-            act = module.act if isinstance(module, BatchNormAct2d) else module
-            if is_activation(act):
-                return act
-        return None
+        acts = (module.act if isinstance(module, BatchNormAct2d) else module for module in self.branch)
+        return next(filter(is_activation, acts), None)
 
     @property
     def drop_path(self) -> float:
@@ -187,11 +173,9 @@ def describe(module: nn.Module) -> str:
 
 def is_activation(module: nn.Module) -> bool:
     """The activations of torch.nn and timm that act on each number alone."""
-    home = type(module).__module__
+    known = type(module).__module__.startswith(("torch.nn.modules.activation", "timm.layers.activations"))
     across = (nn.MultiheadAttention, nn.GLU, nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin)
-    return home.startswith(("torch.nn.modules.activation", "timm.layers.activations")) and not isinstance(
-        module, across
-    )
+    return known and not isinstance(module, across)
 
 
 def parts(block: nn.Module, names: str) -> tuple[nn.Module, ...]:
@@ -206,12 +190,27 @@ def factory(module: nn.Module) -> dict[str, Any]:
     return {"device": weight.device, "dtype": weight.dtype}
 
 
+def conv_arguments(conv: nn.Conv2d) -> dict[str, Any]:
+    """Arguments for a convolution with the same kernel size, stride, padding, dilation, device and dtype."""
+    return {"kernel_size": conv.kernel_size, **conv_settings(conv), **factory(conv)}
+
+
 def replace_weight(conv: Conv, weight: Tensor, bias: Tensor | None, *, groups: int = 1) -> Conv:
     """A layer like this one with another weight and bias. A bias shorter than the weight is continued with zeros."""
     weight = weight.to(conv.weight)
     bias = None if bias is None else F.pad(bias, (0, len(weight) - len(bias))).to(weight)
     settings = {} if isinstance(conv, nn.Linear) else {**conv_settings(conv), "groups": groups}
     return layer_with(weight, bias, **settings)
+
+
+def centred(weight: Tensor, kernel: int) -> Tensor:
+    """A kernel in the middle of a larger one; a matrix as it is."""
+    return weight if weight.ndim == 2 else F.pad(weight, [(kernel - weight.shape[-1]) // 2] * 4)
+
+
+def centre_tap(weight: Tensor) -> Tensor:
+    """(out, in / groups), a view: the middle tap of an odd, square kernel; a matrix as it is."""
+    return weight if weight.ndim == 2 else weight[:, :, weight.shape[-1] // 2, weight.shape[-1] // 2]
 
 
 def ungrouped(weight: Tensor, groups: int) -> Tensor:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from unskip._core.layers import fast_form, ordinary
-from unskip.methods.spec import BlockSpec, Conv, Unsupported, replace_weight, ungrouped
+from unskip.methods.spec import BlockSpec, Conv, Unsupported, centred, replace_weight, ungrouped
 
 
 def stacked(model: nn.Module, *, fast: bool = False, dense: Collection[str] = ()) -> nn.Module:
@@ -75,7 +75,7 @@ def absorb(norm: nn.Module, layer: Conv) -> Conv:
 
 
 @torch.no_grad()
-def joined_layers(learner: Iterable[nn.Module], coder: nn.Module | None, multiple: int = 1) -> list[nn.Module]:
+def stacked_layers(learner: Iterable[nn.Module], coder: nn.Module | None, multiple: int = 1) -> list[nn.Module]:
     """Learner and coder as convolution, activation, (convolution, activation,) convolution.
 
     Args:
@@ -87,7 +87,7 @@ def joined_layers(learner: Iterable[nn.Module], coder: nn.Module | None, multipl
         layers = BlockSpec(path="", branch=tuple(map(ordinary, learner))).layers
     except Unsupported as reason:
         raise Unsupported(
-            f"can't become one ordinary block, for {reason}. A layer whose weight is made from others is an ordinary "
+            f"can't become one ordinary block: {reason}. A layer whose weight is made from others is an ordinary "
             "one after torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight')."
         ) from reason
     convs = []
@@ -96,39 +96,32 @@ def joined_layers(learner: Iterable[nn.Module], coder: nn.Module | None, multipl
             raise Unsupported(f"has a {type(layer.norm).__name__} that depends on its input; it can't be absorbed.")
         convs.append(layer.conv if layer.norm is None else absorb(layer.norm, layer.conv))
     if coder is not None:
-        convs = beside(convs, coder_weights(coder, convs))
+        convs = stack_weights(convs, coder_kernels(coder, convs))
     if len(convs) == 3 and isinstance(middle := convs[1], nn.Conv2d) and middle.groups == middle.in_channels:
         spare = -middle.in_channels % multiple
-        convs = beside(convs, zeros(convs, spare)) if spare else convs
+        convs = stack_weights(convs, zero_weights(convs, spare)) if spare else convs
     found: list[nn.Module] = []
     for layer, conv in zip(layers, convs, strict=True):
         found += [conv] if layer.act is None else [conv, layer.act]
     return found
 
 
-def coder_weights(coder: nn.Module, convs: list[Conv]) -> list[Tensor]:
+def coder_kernels(coder: nn.Module, convs: list[Conv]) -> list[Tensor]:
     """The weights of the coder's ordinary layers, one for each convolution of the learner, with that one's kernel."""
     weights = [layer.weight for layer in ordinary(coder).modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
     if len(weights) == 2 and len(convs) == 3:
         weights.insert(1, nn.Parameter(weights[0].new_ones(len(weights[0]), 1, 1, 1)))  # the identity between the two
-    return [widen(weight, conv.weight.shape[-1]) for weight, conv in zip(weights, convs, strict=True)]
+    return [centred(weight, conv.weight.shape[-1]) for weight, conv in zip(weights, convs, strict=True)]
 
 
-def zeros(convs: list[Conv], channels: int) -> list[Tensor]:
+def zero_weights(convs: list[Conv], channels: int) -> list[Tensor]:
     """The weights of hidden channels that do nothing, for the first convolution, the depthwise one and the last."""
     first, middle, last = (conv.weight for conv in convs)
     shapes = (channels, *first.shape[1:]), (channels, *middle.shape[1:]), (len(last), channels, *last.shape[2:])
     return [first.new_zeros(shape) for shape in shapes]
 
 
-def widen(weight: Tensor, kernel: int) -> Tensor:
-    """A kernel in the middle of a larger one."""
-    if weight.ndim == 2 or weight.shape[-1] == kernel:
-        return weight
-    return F.pad(weight, [(kernel - weight.shape[-1]) // 2] * 4)
-
-
-def beside(convs: list[Conv], coder: list[Tensor]) -> list[Conv]:
+def stack_weights(convs: list[Conv], coder: list[Tensor]) -> list[Conv]:
     """The learner's convolutions with the coder's weights set beside them."""
     first = replace_weight(convs[0], torch.cat([convs[0].weight, coder[0]]), convs[0].bias)
     last = replace_weight(convs[-1], torch.cat([convs[-1].weight, coder[-1]], dim=1), convs[-1].bias)
@@ -136,20 +129,17 @@ def beside(convs: list[Conv], coder: list[Tensor]) -> list[Conv]:
         return [first, last]
     middle = convs[1]
     assert isinstance(middle, nn.Conv2d)
-    weight, groups = beside_grouped(middle, coder[1])
+    weight, groups = stack_grouped(middle, coder[1])
     return [first, replace_weight(middle, weight, middle.bias, groups=groups), last]
 
 
-def beside_grouped(conv: nn.Conv2d, pointwise: Tensor) -> tuple[Tensor, int]:
+def stack_grouped(conv: nn.Conv2d, pointwise: Tensor) -> tuple[Tensor, int]:
     """A grouped convolution beside one on each channel alone: block-diagonal, in as many groups as it can be."""
     size = conv.in_channels // conv.groups  # channels of a group
     code = pointwise.shape[0]
     if conv.in_channels == conv.out_channels and code % size == 0 and conv.groups > 1:
-        own = (
-            torch.eye(size, device=pointwise.device, dtype=pointwise.dtype).repeat(code // size, 1)[..., None, None]
-            * pointwise
-        )
-        return torch.cat([conv.weight, own]), conv.groups + code // size
+        identity = torch.eye(size, device=pointwise.device, dtype=pointwise.dtype).repeat(code // size, 1)
+        return torch.cat([conv.weight, identity[..., None, None] * pointwise]), conv.groups + code // size
     weight = F.pad(ungrouped(conv.weight, conv.groups), (0, 0, 0, 0, 0, code, 0, code))
     index = torch.arange(code, device=weight.device)
     weight[conv.out_channels + index, conv.in_channels + index] = pointwise[:, 0]

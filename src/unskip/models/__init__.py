@@ -1,9 +1,8 @@
 """Networks by name. Importing this package registers them, with timm too."""
 
 from unskip.models import named, plainnet, seqnet, simplified  # noqa: F401 - registers the names
-from unskip.models.about import About, about
+from unskip.models.about import OTHERS, About, Other, about
 from unskip.models.equivalence import to_plain, to_residual
-from unskip.models.others import OTHERS, Other
 from unskip.models.registry import ENTRIES, Entry, create_model
 from unskip.models.simplified import dominant_paths
 

@@ -1,14 +1,41 @@
-"""What a network is made of: parameters trained and frozen, multiplications, skips that it keeps."""
+"""What a network is made of: parameters trained and frozen, multiplications, skips that it keeps; `unskip models`."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+import timm
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from unskip.coders import Coder, TransitionCoder
-from unskip.models.others import OTHERS, Other
 from unskip.models.registry import ENTRIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Other:
+    """A network of timm's that the papers' tables compare with, listed beside ours. `create_model(name)` builds it."""
+
+    name: str
+    family: str
+    skips: str  # what it has of them, in a few words
+    input_size: tuple[int, int, int] = (3, 224, 224)
+    num_classes: int = 1000
+    paper_params: ClassVar[None] = None  # the papers print counts of other heads and sizes
+
+    def build(self) -> nn.Module:
+        return timm.create_model(self.name)
+
+
+REPVGG = "while training, then folded (timm.utils.model.reparameterize_model)"
+OTHERS = {
+    name: Other(name=name, family=f"{family} (timm)", skips=skips)
+    for family, skips, names in (
+        ("repvgg", REPVGG, ("repvgg_a0", "repvgg_a2", "repvgg_b0", "repvgg_b1")),
+        ("densenet", "all, concatenated", ("densenet121", "densenet169", "densenet201")),
+    )
+    for name in names
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,30 +54,30 @@ def about(name: str) -> About:
     """Built on the meta device, so it takes neither memory nor fitting."""
     entry = OTHERS[name] if name in OTHERS else ENTRIES[name]
     with torch.device("meta"):
-        network = entry.build().eval()
+        model = entry.build().eval()
         with FlopCounterMode(display=False) as flops, torch.no_grad():
-            network(torch.empty(1, *entry.input_size))
+            model(torch.empty(1, *entry.input_size))
     return About(
         name=name,
-        trained=sum(p.numel() for p in network.parameters() if p.requires_grad),
-        frozen=frozen_weights(network),
+        trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        frozen=frozen_weights(model),
         macs=flops.get_total_flops() // 2,
-        skips=entry.skips if isinstance(entry, Other) else skips_left(network),
+        skips=entry.skips if isinstance(entry, Other) else skips_left(model),
         paper_params=entry.paper_params,
     )
 
 
-def frozen_weights(network: nn.Module) -> int:
+def frozen_weights(model: nn.Module) -> int:
     """Weights of the network's coders, also those of a closed form, which stores none."""
-    coders = (module for module in network.modules() if isinstance(module, Coder | TransitionCoder))
+    coders = (module for module in model.modules() if isinstance(module, Coder | TransitionCoder))
     return sum(matrix.numel() for coder in coders for matrix in coder.matrices().values())
 
 
-def skips_left(network: nn.Module) -> str:
+def skips_left(model: nn.Module) -> str:
     """'all' for a residual network, 'none' for a plain one, else what stayed and how often."""
-    surgery = getattr(network, "surgery", None)
+    surgery = getattr(model, "surgery", None)
     if surgery is None:
-        return "none" if getattr(network, "skip_free", False) else "all"
+        return "none" if getattr(model, "skip_free", False) else "all"
     left = dict(surgery.kept)
     if surgery.left:
         left["block"] = len(surgery.left)

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from timm.layers import DropPath
-from timm.models import checkpoint_seq
+from timm.layers.drop import DropPath
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unskip.methods.spec import BlockSpec, factory, parts
+from unskip.models.staged import StagedNet, check_count
 from unskip.surgery import register_reader
 
 Shortcut = Literal["A", "B"]
-HE = (16, 32, 64)  # channels of He's three stages; the stem has those of the first
+HE_WIDTHS = (16, 32, 64)  # channels of He's three stages; the stem has those of the first
 
 
 class PadShortcut(nn.Module):
@@ -36,6 +36,15 @@ class PadShortcut(nn.Module):
         return torch.eye(channels + self.extra, channels, dtype=torch.float64, device="cpu")
 
 
+def make_shortcut(in_chs: int, out_chs: int, stride: int, shortcut: Shortcut) -> nn.Module | None:
+    """None for the identity; else zero padding (A) or a 1 x 1 convolution (B)."""
+    if stride == 1 and in_chs == out_chs:
+        return None
+    return (
+        PadShortcut(stride, out_chs - in_chs) if shortcut == "A" else nn.Conv2d(in_chs, out_chs, 1, stride, bias=False)
+    )
+
+
 class CifarBlock(nn.Module):
     """Two 3 x 3 convolutions; y = relu(x + branch(x))."""
 
@@ -50,13 +59,9 @@ class CifarBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(out_chs)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         self.act2 = nn.ReLU(inplace=True)
-        self.shortcut: nn.Module | None = None
-        if stride != 1 or in_chs != out_chs:
-            if shortcut == "A":
-                self.shortcut = PadShortcut(stride, out_chs - in_chs)
-            else:
-                projection = nn.Conv2d(in_chs, out_chs, 1, stride, bias=False)
-                self.shortcut = nn.Sequential(projection, nn.BatchNorm2d(out_chs))
+        self.shortcut = make_shortcut(in_chs, out_chs, stride, shortcut)
+        if isinstance(self.shortcut, nn.Conv2d):
+            self.shortcut = nn.Sequential(self.shortcut, nn.BatchNorm2d(out_chs))
 
     def forward(self, x: Tensor) -> Tensor:
         response = self.act1(self.bn1(self.conv1(x)))
@@ -78,12 +83,7 @@ class WideBlock(nn.Module):
         self.act2 = nn.ReLU(inplace=True)
         self.conv2 = nn.Conv2d(out_chs, out_chs, 3, 1, 1, bias=False)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
-        self.shortcut: nn.Module | None = None
-        if stride != 1 or in_chs != out_chs:
-            if shortcut == "A":
-                self.shortcut = PadShortcut(stride, out_chs - in_chs)
-            else:
-                self.shortcut = nn.Conv2d(in_chs, out_chs, 1, stride, bias=False)
+        self.shortcut = make_shortcut(in_chs, out_chs, stride, shortcut)
 
     def forward(self, x: Tensor) -> Tensor:
         read = self.act1(self.bn1(x))
@@ -103,8 +103,8 @@ def read_wide_block(block: nn.Module, path: str) -> BlockSpec:
     return BlockSpec(path=path, pre=parts(block, "bn1 act1"), branch=branch, shortcut=block.shortcut)  # type: ignore[arg-type]
 
 
-class CifarNet(nn.Module):
-    """Stem, three stages, pooling and a linear classifier; timm's interface.
+class CifarNet(StagedNet):
+    """Stem, three stages, pooling and a linear classifier.
 
     Its classes set what is declared here, and the stages with `add_stages`.
     """
@@ -114,10 +114,7 @@ class CifarNet(nn.Module):
     act1: nn.Module
     norm: nn.Module
     act: nn.Module
-    fc: nn.Module
-    num_classes: int
-    drop_rate: float  # of the dropout before the classifier
-    grad_checkpointing = False
+    stage_names = ("layer1", "layer2", "layer3")
 
     def add_stages(
         self, blocks: int, stem: int, widths: tuple[int, ...], make: Callable[[int, int, int, int], nn.Module]
@@ -130,49 +127,22 @@ class CifarNet(nn.Module):
             raise ValueError(f"{type(self).__name__}: blocks={blocks} must be at least 1 in each stage.")
         in_chs = stem
         self.feature_info = []
-        for stage, out_chs in enumerate(widths):
+        for stage, (name, out_chs) in enumerate(zip(self.stage_names, widths, strict=True)):
             layer = nn.Sequential()
             for i in range(blocks):
                 stride = 2 if stage > 0 and i == 0 else 1
                 layer.append(make(in_chs, out_chs, stride, stage * blocks + i))
                 in_chs = out_chs
-            name = f"layer{stage + 1}"
             self.add_module(name, layer)
             self.feature_info.append({"num_chs": out_chs, "reduction": 2**stage, "module": name})
         self.num_features = in_chs
 
-    def make_classifier(self, num_classes: int) -> nn.Module:
-        return nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
-
-    def get_classifier(self) -> nn.Module:
-        return self.fc
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.grad_checkpointing = enable
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        if global_pool not in (None, "avg"):
-            raise ValueError(
-                f"{type(self).__name__}: global_pool={global_pool!r} must be 'avg', the only one there is."
-            )
-        self.num_classes = num_classes
-        self.fc = self.make_classifier(num_classes)
-
     def forward_features(self, x: Tensor) -> Tensor:
-        x = self.act1(self.bn1(self.conv1(x)))
-        for name in ("layer1", "layer2", "layer3"):
-            layer = self.get_submodule(name)
-            x = checkpoint_seq(layer, x) if self.grad_checkpointing and self.training else layer(x)
+        x = super().forward_features(self.act1(self.bn1(self.conv1(x))))
         return self.act(self.norm(x))
 
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        x = torch.mean(x, dim=(2, 3))
-        if self.drop_rate:
-            x = F.dropout(x, self.drop_rate, self.training)
-        return x if pre_logits else self.fc(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
+    def pool(self, x: Tensor) -> Tensor:
+        return torch.mean(x, dim=(2, 3))
 
 
 class CifarResNet(CifarNet):
@@ -183,7 +153,7 @@ class CifarResNet(CifarNet):
         *,
         blocks: int,  # in each stage
         block: type[CifarBlock] | type[WideBlock] = CifarBlock,
-        widths: tuple[int, ...] = HE,  # channels of each stage
+        widths: tuple[int, ...] = HE_WIDTHS,  # channels of each stage
         stem: int | None = None,  # channels behind the first convolution; None: those of the first stage
         head_norm: bool = False,  # a norm before pooling; pre-activation networks have one in any case
         shortcut: Shortcut = "A",
@@ -232,14 +202,9 @@ def check_widths(widths: object) -> tuple[int, ...]:
     given = tuple(widths) if isinstance(widths, tuple | list) else ()
     if len(given) != 3 or not all(type(width) is int and width >= 1 for width in given):
         raise ValueError(
-            f"CifarResNet: widths={widths} must be three whole numbers, the channels of each stage, for instance {HE}."
+            f"CifarResNet: widths={widths} must be three whole numbers, the channels of each stage, as in {HE_WIDTHS}."
         )
     return given
-
-
-def check_count(name: str, field: str, value: object, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}: {field}={value!r} must be a whole number of at least {least}.")
 
 
 def cifar_resnet(depth: int, **kwargs: Any) -> CifarResNet:
@@ -253,7 +218,7 @@ def wide_resnet(depth: int, width: int, **kwargs: Any) -> CifarResNet:
     """WRN-depth-width, without dropout, projections where the width changes."""
     if depth % 6 != 4 or depth < 10:
         raise ValueError(f"wide_resnet: depth={depth} must be 6n + 4 with n >= 1, for instance 16, 28 or 40.")
-    widths = tuple(width * channels for channels in HE)
+    widths = tuple(width * channels for channels in HE_WIDTHS)
     return CifarResNet(
-        blocks=depth // 6, block=WideBlock, **{"widths": widths, "stem": HE[0], "shortcut": "B", **kwargs}
+        blocks=depth // 6, block=WideBlock, **{"widths": widths, "stem": HE_WIDTHS[0], "shortcut": "B", **kwargs}
     )

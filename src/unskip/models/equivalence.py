@@ -24,49 +24,49 @@ SHIFT_INVARIANT = (
 
 
 @overload
-def to_plain(network: nn.Module) -> nn.Module: ...
+def to_plain(model: nn.Module) -> nn.Module: ...
 @overload
-def to_plain(network: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]: ...
+def to_plain(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]: ...
 def to_plain(
-    network: nn.Module, optimizer: torch.optim.Optimizer | None = None
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> nn.Module | tuple[nn.Module, torch.optim.Optimizer]:
     """T: the plain network that computes what a simplified ResNet computes. Stem and classifier stay as they are.
 
     Returns a new network and, where the network's optimizer is given, a new optimizer that holds its state, so that
     training goes on as it would have gone on: give the new network the same batches and learning rates, and decay its
-    weights from the identity, `ShiftedDecay(weight_decay, identity_shift(network))` of `unskip.train`. An optimizer
+    weights from the identity, `ShiftedDecay(weight_decay, identity_shift(model))` of `unskip.train`. An optimizer
     that itself decays the weights of blocks is refused, since it would pull the two networks to different places.
 
     Args:
-        network: a simplified ResNet, or a module that holds one. It stays untouched.
+        model: a simplified ResNet, or a module that holds one. It stays untouched.
         optimizer: SGD or one of the Adam family, with the network's parameters. It stays untouched.
     """
-    return _cross(network, optimizer, plain=True)
+    return _cross(model, optimizer, plain=True)
 
 
 @overload
-def to_residual(network: nn.Module) -> nn.Module: ...
+def to_residual(model: nn.Module) -> nn.Module: ...
 @overload
-def to_residual(network: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]: ...
+def to_residual(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]: ...
 def to_residual(
-    network: nn.Module, optimizer: torch.optim.Optimizer | None = None
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 ) -> nn.Module | tuple[nn.Module, torch.optim.Optimizer]:
     """T^-1: the simplified ResNet that computes what a simplified plain network computes. See `to_plain`.
 
     `identity_shift` of the residual network is 0, so the same line of code decays both alike.
     """
-    return _cross(network, optimizer, plain=False)
+    return _cross(model, optimizer, plain=False)
 
 
 def _cross(
-    network: nn.Module, optimizer: torch.optim.Optimizer | None, *, plain: bool
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, *, plain: bool
 ) -> nn.Module | tuple[nn.Module, torch.optim.Optimizer]:
     caller = "to_plain" if plain else "to_residual"
-    name = type(network).__name__
-    blocks = list(simplified_blocks(network)) if isinstance(network, nn.Module) else []
+    name = type(model).__name__
+    blocks = list(simplified_blocks(model)) if isinstance(model, nn.Module) else []
     if not blocks:
         raise ValueError(
-            f"{caller}: network={name} has no block of a simplified network. The map is exact only where a block is "
+            f"{caller}: model={name} has no block of a simplified network. The map is exact only where a block is "
             "one convolution without a norm; build one with unskip.create_model('simplified_resnet20')."
         )
     if all(block.skip_free == plain for block in blocks):
@@ -74,36 +74,36 @@ def _cross(
     if any(block.skip_free == plain for block in blocks):
         raise ValueError(f"{caller}: some blocks of {name} have a skip and some have none; give it all of one form.")
     if optimizer is not None:
-        _check_optimizer(network, optimizer, caller)
+        _check_optimizer(model, optimizer, caller)
     # Copied together, the new optimizer holds the parameters of the new network, each with its state.
-    network, optimizer = copy.deepcopy((network, optimizer))
-    shift(network, 1 if plain else -1)
-    for block in simplified_blocks(network):
+    model, optimizer = copy.deepcopy((model, optimizer))
+    shift(model, 1 if plain else -1)
+    for block in simplified_blocks(model):
         block.skip = None if plain else block.make_skip()
-    return network if optimizer is None else (network, optimizer)
+    return model if optimizer is None else (model, optimizer)
 
 
-def _check_optimizer(network: nn.Module, optimizer: torch.optim.Optimizer, caller: str) -> None:
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, caller: str) -> None:
     """Refuses an optimizer under which the two networks would part."""
     kind = type(optimizer).__name__
     if type(optimizer) not in SHIFT_INVARIANT:
         known = ", ".join(cls.__name__ for cls in SHIFT_INVARIANT)
         raise ValueError(
             f"{caller}: optimizer={kind} is none of those whose updates follow from gradients alone ({known}), so its "
-            f"state has no exact image. Use one of these, or {caller}(network) alone and a new optimizer."
+            f"state has no exact image. Use one of these, or {caller}(model) alone and a new optimizer."
         )
-    own = {id(p) for p in network.parameters()}
-    kernels = {id(block.conv.weight) for block in simplified_blocks(network)}
+    own = {id(p) for p in model.parameters()}
+    kernels = {id(block.conv.weight) for block in simplified_blocks(model)}
     for i, group in enumerate(optimizer.param_groups):
         if any(id(p) not in own for p in group["params"]):
             raise ValueError(
-                f"{caller}: optimizer.param_groups[{i}] holds parameters that are not the network's; give the "
-                "optimizer that was built with network.parameters()."
+                f"{caller}: optimizer.param_groups[{i}] holds parameters that are not the model's; give the "
+                "optimizer that was built with model.parameters()."
             )
         decay = group.get("weight_decay", 0)
         if decay and any(id(p) in kernels for p in group["params"]):
             raise ValueError(
                 f"{caller}: optimizer.param_groups[{i}] decays weights of blocks towards 0 (weight_decay={decay}), "
                 "which is another place in the other form. Set its weight_decay to 0 and add unskip.train.ShiftedDecay("
-                f"{decay}, unskip.train.identity_shift(network)) to the loss, before and after."
+                f"{decay}, unskip.train.identity_shift(model)) to the loss, before and after."
             )

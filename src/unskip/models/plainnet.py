@@ -13,21 +13,19 @@ What the paper leaves open, decided once:
   the slope in use, 2 / ((1 + a^2) n), drawn uniformly.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
-from timm.models import checkpoint_seq
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from unskip.methods.registry import check_number
-from unskip.models.cifar import check_count
 from unskip.models.named import CIFAR
-from unskip.models.registry import network
-
-default_cfgs: dict[str, dict[str, Any]] = {}
+from unskip.models.registry import register_network
+from unskip.models.staged import StagedNet, check_count
 
 Activation = Literal["lrelu", "prelu", "relu"]
 Init = Literal["he", "glorot", "uniform", "orthogonal"]
@@ -42,7 +40,7 @@ STAGE_3 = (*4 * ((80, 1), (80, 3), (96, 1)), (96, 3), (128, 3))  # 7 x 7
 TABLE_A1 = (STAGE_1, STAGE_2, STAGE_3)
 
 
-class PlainNet(nn.Module):
+class PlainNet(StagedNet):
     """Stages of layers one after the other, a mean over what is left of the image, and a linear classifier."""
 
     skip_free = True
@@ -61,40 +59,18 @@ class PlainNet(nn.Module):
         self.num_features = self.head_hidden_size = num_features
         self.num_classes, self.drop_rate, self.image_shape = num_classes, drop_rate, image_shape
         self.feature_info = feature_info or []
-        self.grad_checkpointing = False
-        self.stage_names = [f"stage{i}" for i in range(1, len(stages) + 1)]
+        self.stage_names = tuple(f"stage{i}" for i in range(1, len(stages) + 1))
         for name, layers in zip(self.stage_names, stages, strict=True):
             self.add_module(name, nn.Sequential(*layers))
-        self.fc = nn.Linear(num_features, num_classes) if num_classes else nn.Identity()
-
-    def get_classifier(self) -> nn.Module:
-        return self.fc
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.grad_checkpointing = enable
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        if global_pool not in (None, "avg"):
-            raise ValueError(f"PlainNet: global_pool={global_pool!r} must be 'avg', the only one there is.")
-        self.num_classes = num_classes
-        self.fc = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+        self.fc = self.make_classifier(num_classes)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        if self.image_shape is not None:
-            x = shaped(x, self.image_shape, type(self).__name__)
-        for name in self.stage_names:
-            stage = self.get_submodule(name)
-            x = checkpoint_seq(stage, x) if self.grad_checkpointing and self.training else stage(x)
-        return x
+        return super().forward_features(
+            x if self.image_shape is None else shaped(x, self.image_shape, type(self).__name__)
+        )
 
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        x = averaged(x)
-        if self.drop_rate:
-            x = F.dropout(x, self.drop_rate, self.training)
-        return x if pre_logits else self.fc(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
+    def pool(self, x: Tensor) -> Tensor:
+        return averaged(x)
 
 
 # A symbolic trace (torch.fx) knows no shapes: these two are one node of it each.
@@ -118,28 +94,31 @@ def shaped(x: Tensor, shape: tuple[int, ...], network: str) -> Tensor:
 
 
 def layer(
-    transform: nn.Module, units: int, norm: Callable[[int], nn.Module] | None, act: nn.Module, first: nn.Module | None
+    transform: nn.Linear | nn.Conv2d,
+    *,
+    norm: bool = True,
+    activation: Activation = "lrelu",
+    slope: float = SLOPE,
+    first: nn.Module | None = None,
 ) -> nn.Sequential:
-    """One hidden layer: H = f(BN(W H)) of Eq. (2), after `first` (pooling, flattening) where there is one."""
-    named = OrderedDict[str, nn.Module]()
-    if first is not None:
-        named["first"] = first
+    """One hidden layer, H = f(BN(W H)) of Eq. (2), after `first` (pooling, flattening) where there is one.
+
+    PReLU learns a slope for each unit and starts at `slope`.
+    """
+    units = len(transform.weight)
+    named = OrderedDict[str, nn.Module]() if first is None else OrderedDict(first=first)
     named["transform"] = transform
-    if norm is not None:
-        named["norm"] = norm(units)
-    named["act"] = act
+    if norm:
+        named["norm"] = nn.BatchNorm1d(units) if isinstance(transform, nn.Linear) else nn.BatchNorm2d(units)
+    if activation == "prelu":
+        named["act"] = nn.PReLU(units, init=slope)
+    else:
+        named["act"] = nn.ReLU(inplace=True) if activation == "relu" else nn.LeakyReLU(slope, inplace=True)
     return nn.Sequential(named)
 
 
-def activation_of(name: Activation, slope: float, units: int) -> nn.Module:
-    """f of Eq. (2). PReLU learns a slope for each unit and starts at `slope`."""
-    if name == "prelu":
-        return nn.PReLU(units, init=slope)
-    return nn.ReLU(inplace=True) if name == "relu" else nn.LeakyReLU(slope, inplace=True)
-
-
 @torch.no_grad()
-def initialise(network: nn.Module, init: Init, a: float) -> None:
+def initialise(model: nn.Module, init: Init, a: float) -> None:
     """Weights of linear layers and convolutions; biases 0. With n incoming and m outgoing connections:
 
         he           uniform, variance 2 / ((1 + a^2) n)          He et al. 2015, Eq. 15
@@ -147,19 +126,17 @@ def initialise(network: nn.Module, init: Init, a: float) -> None:
         uniform      uniform in +-0.05
         orthogonal   orthogonal rows or columns, times sqrt(2 / (1 + a^2))
     """  # fmt: skip
-    for module in network.modules():
-        if not isinstance(module, nn.Linear | nn.Conv2d):
-            continue
-        if init == "he":
-            nn.init.kaiming_uniform_(module.weight, a=a, nonlinearity="leaky_relu")
-        elif init == "glorot":
-            nn.init.xavier_uniform_(module.weight)
-        elif init == "uniform":
-            nn.init.uniform_(module.weight, -UNIFORM, UNIFORM)
-        else:
-            nn.init.orthogonal_(module.weight, gain=nn.init.calculate_gain("leaky_relu", a))
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
+    draw: dict[Init, Callable[[Tensor], Tensor]] = {
+        "he": partial(nn.init.kaiming_uniform_, a=a, nonlinearity="leaky_relu"),
+        "glorot": nn.init.xavier_uniform_,
+        "uniform": partial(nn.init.uniform_, a=-UNIFORM, b=UNIFORM),
+        "orthogonal": partial(nn.init.orthogonal_, gain=nn.init.calculate_gain("leaky_relu", a)),
+    }
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            draw[init](module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 
 def _check(name: str, activation: str, slope: float, init: str, **counts: int) -> None:
@@ -173,18 +150,6 @@ def _check(name: str, activation: str, slope: float, init: str, **counts: int) -
         check_count(name, field, count)
 
 
-# The data set of Table II, and what a network for it says of itself.
-USPS: dict[str, Any] = {"input_size": (1, 16, 16), "num_classes": 10, "mean": (0.2545,), "std": (0.3846,)}
-
-
-@network(
-    family="plainnet_mlp",
-    **USPS,
-    first_conv="stage1.0.transform",
-    classifier="fc",
-    feature_maps=False,
-    options=("depth", "width", "img_size", "norm", "activation", "slope", "init"),
-)
 def plainnet_mlp(
     *,
     depth: int = 100,  # hidden layers
@@ -203,21 +168,13 @@ def plainnet_mlp(
     shape = (in_chans, img_size, img_size)
     layers = []
     for i in range(depth):
-        units = width if i else in_chans * img_size**2
-        first = None if i else nn.Flatten()
-        act = activation_of(activation, slope, width)
-        layers.append(layer(nn.Linear(units, width), width, nn.BatchNorm1d if norm else None, act, first))
-    net = PlainNet([layers], num_features=width, num_classes=num_classes, drop_rate=drop_rate, image_shape=shape)
-    initialise(net, init, 0.0 if activation == "relu" else slope)
-    return net
+        linear, first = nn.Linear(width if i else math.prod(shape), width), None if i else nn.Flatten()
+        layers.append(layer(linear, norm=norm, activation=activation, slope=slope, first=first))
+    model = PlainNet([layers], num_features=width, num_classes=num_classes, drop_rate=drop_rate, image_shape=shape)
+    initialise(model, init, 0.0 if activation == "relu" else slope)
+    return model
 
 
-@network(
-    family="plainnet",
-    paper=0.72,
-    options=("norm", "activation", "slope", "init"),
-    **{**CIFAR, "first_conv": "stage1.0.transform"},
-)
 def plainnet50(
     *,
     in_chans: int = 3,
@@ -230,19 +187,34 @@ def plainnet50(
 ) -> nn.Module:
     """The 50-layer convolutional PlainNet for CIFAR-10 (Table A1)."""
     _check("plainnet50", activation, slope, init, in_chans=in_chans)
-    pools = (None, nn.MaxPool2d(2, 2), nn.MaxPool2d(3, 2))
     stages, feature_info = [], []
     chs = in_chans
-    for i, table in enumerate(TABLE_A1):
+    for i, (table, pool) in enumerate(zip(TABLE_A1, (None, nn.MaxPool2d(2, 2), nn.MaxPool2d(3, 2)), strict=True)):
         layers: list[nn.Module] = []
         for filters, kernel in table:
             conv = nn.Conv2d(chs, filters, kernel, padding=kernel // 2, bias=not norm)
-            act = activation_of(activation, slope, filters)
-            first = None if layers else pools[i]
-            layers.append(layer(conv, filters, nn.BatchNorm2d if norm else None, act, first))
+            first = None if layers else pool
+            layers.append(layer(conv, norm=norm, activation=activation, slope=slope, first=first))
             chs = filters
         stages.append(layers)
         feature_info.append({"num_chs": chs, "reduction": 2**i, "module": f"stage{i + 1}"})
-    net = PlainNet(stages, num_features=chs, num_classes=num_classes, drop_rate=drop_rate, feature_info=feature_info)
-    initialise(net, init, 0.0 if activation == "relu" else slope)
-    return net
+    model = PlainNet(stages, num_features=chs, num_classes=num_classes, drop_rate=drop_rate, feature_info=feature_info)
+    initialise(model, init, 0.0 if activation == "relu" else slope)
+    return model
+
+
+# Networks for USPS, the data set of Table II, that flatten their images.
+USPS: dict[str, Any] = {
+    "input_size": (1, 16, 16),
+    "num_classes": 10,
+    "mean": (0.2545,),
+    "std": (0.3846,),
+    "first_conv": "stage1.0.transform",
+    "classifier": "fc",
+    "feature_maps": False,
+}
+OPTIONS = ("norm", "activation", "slope", "init")
+MLP_OPTIONS = ("depth", "width", "img_size", *OPTIONS)
+register_network("plainnet_mlp", plainnet_mlp, family="plainnet_mlp", options=MLP_OPTIONS, **USPS)
+CIFAR_PLAINNET = {**CIFAR, "first_conv": "stage1.0.transform"}
+register_network("plainnet50", plainnet50, family="plainnet", paper_params=0.72, options=OPTIONS, **CIFAR_PLAINNET)

@@ -1,12 +1,11 @@
 """Networks by name, in one registry that timm shares.
 
-`@backbone` names a residual network `x` and its skip-free versions `plain_x`, `pnnh_x`, ...; `@network` names one that
-is what it is (SeqNet, PlainNet, the simplified networks).
+`register_backbone` names a residual network `x` and its skip-free versions `plain_x`, `pnnh_x`, ...; `register_network`
+names one that is built as it is (SeqNet, PlainNet, the simplified networks).
 """
 
 import re
-import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,24 +23,32 @@ Build = Callable[..., nn.Module]
 TIMM_OPTIONS = ("num_classes", "in_chans", "drop_rate", "drop_path_rate", "features_only", "out_indices")
 SKIP_FREE = ("plain", "pnnh")  # the methods that every backbone has a name for
 RIVALS = ("dirac", "iso", "delta_tanh", "looks_linear")  # those that a handful of backbones have a name for
-SHOWN_WHOLE = 32  # px: images up to this size are tested as they are, without timm's resizing and centre crop
+MAX_UNCROPPED = 32  # px: images up to this size are tested as they are, without timm's resizing and centre crop
+CFG_FIELDS = ("num_classes", "input_size", "mean", "std", "first_conv", "classifier")  # of an entry, for timm
+
+ENTRIES: dict[str, "Entry"] = {}
+default_cfgs: dict[str, dict[str, Any]] = {}  # timm reads it from the module of an entry point
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A registered name."""
+    """A registered name, known to timm too."""
 
     name: str
-    family: str
-    builder: Build
-    method: str | None  # None: what the builder returns, as it is
-    input_size: tuple[int, int, int]
-    num_classes: int
-    paper_params: float | None  # millions, as the network's paper prints it
+    builder: Build  # takes timm's arguments and its own `options`
+    family: str  # networks that are built alike share it
+    input_size: tuple[int, int, int]  # channels, height and width of an image
+    num_classes: int  # width of the head unless the user says otherwise
+    first_conv: str  # path of the layer that reads the image
+    classifier: str  # path of the head
+    mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN  # of the images' channels, for normalising
+    std: tuple[float, ...] = IMAGENET_DEFAULT_STD
+    method: str | None = None  # makes what the builder returns skip-free; None leaves it as it is
+    presets: Mapping[str, Any] = field(default_factory=dict)  # options of the method that are not its defaults
     options: tuple[str, ...] = ()  # the builder's own arguments beside timm's
-    presets: dict[str, Any] = field(default_factory=dict)  # options of the method that are not its defaults
-    feature_cfg: dict[str, Any] = field(default_factory=dict)
-    feature_maps: bool = True  # False: fully connected, so there are none
+    paper_params: float | None = None  # millions, as the network's paper prints it
+    feature_cfg: Mapping[str, Any] = field(default_factory=dict)  # how timm takes feature maps from it
+    feature_maps: bool = True  # False: fully connected, so there are none, and features_only is refused
 
     def build(self, pretrained: bool = False, **kwargs: Any) -> nn.Module:
         if kwargs.get("features_only") and not self.feature_maps:
@@ -53,7 +60,7 @@ class Entry:
         if pretrained:
             overlay = self._weights([name for name in kwargs if name in (*known, *self.options)], **kwargs)
             kwargs["pretrained_cfg_overlay"] = overlay
-        options = self.presets | {name: kwargs.pop(name) for name in list(kwargs) if name in known}
+        options = {**self.presets} | {name: kwargs.pop(name) for name in list(kwargs) if name in known}
 
         def build(**builder_kwargs: Any) -> nn.Module:
             network = self.builder(**builder_kwargs)
@@ -95,124 +102,55 @@ class Entry:
 
 
 def unexpected(error: TypeError, arguments: Collection[str]) -> str:
-    """Which of these arguments Python says that nobody takes; '' where the error is about something else."""
+    """The argument of these that a TypeError calls unexpected; '' if the error is about something else."""
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     return found[1] if found is not None and found[1] in arguments else ""
 
 
-ENTRIES: dict[str, Entry] = {}
-
-
-def backbone(
-    *,
-    residual: bool = False,
-    methods: tuple[str, ...] = SKIP_FREE,
-    paper: dict[str, float] | None = None,
-    presets: dict[str, dict[str, Any]] | None = None,
-    name: str = "",
-    **about: Any,
-) -> Callable[[Build], Build]:
-    """Decorator: registers a backbone's skip-free names and, if `residual`, its own (timm has the other ones already).
-
-    Args:
-        residual: whether the residual network gets a name too.
-        methods: the methods to name, `method_backbone` each.
-        paper: parameters that Zhang et al. 2024 prints, in millions, by method ('residual', 'plain', 'pnnh', 'dirac').
-        presets: options of a method, by method, where its name means others than its defaults.
-        name: of the backbone, where it is not that of the function.
-        about: what `network` takes.
-    """
-
-    def register(fn: Build) -> Build:
-        base = name or fn.__name__
-        for method in (None, *methods) if residual else methods:
-            full = base if method is None else f"{method}_{base}"
-            printed, options = (paper or {}).get(method or "residual"), (presets or {}).get(method or "")
-            _register(full, fn, method=method, paper=printed, presets=options, **about)
-        return fn
-
-    return register
-
-
-def network(**about: Any) -> Callable[[Build], Build]:
-    """Decorator: registers one network under the name of the function that builds it. Arguments as in `_register`."""
-
-    def register(fn: Build) -> Build:
-        _register(fn.__name__, fn, **about)
-        return fn
-
-    return register
-
-
-def _register(
-    name: str,
-    builder: Build,
-    *,
-    family: str,
-    input_size: tuple[int, int, int],
-    num_classes: int,
-    first_conv: str,
-    classifier: str,
-    method: str | None = None,
-    mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN,
-    std: tuple[float, ...] = IMAGENET_DEFAULT_STD,
-    paper: float | None = None,
-    options: tuple[str, ...] = (),
-    presets: dict[str, Any] | None = None,
-    feature_cfg: dict[str, Any] | None = None,
-    feature_maps: bool = True,
-) -> None:
-    """Makes a name known to us and to timm.
-
-    Args:
-        name: the public id.
-        builder: builds the network from timm's arguments and its own `options`.
-        family: networks that are built alike share it.
-        input_size: channels, height and width of an image.
-        num_classes: width of the head unless the user says otherwise.
-        first_conv: path of the layer that reads the image.
-        classifier: path of the head.
-        method: the method that makes what the builder returns skip-free, None for none.
-        mean: of the images' channels, for normalising.
-        std: of the images' channels, for normalising.
-        paper: parameters that the network's paper prints, in millions.
-        options: names of the builder's own arguments, for the message about a wrong one.
-        presets: options of the method where the name means others than its defaults.
-        feature_cfg: how timm takes feature maps from it.
-        feature_maps: whether there are any; features_only is refused where not.
-    """
-    module = sys.modules[builder.__module__]
-    entry = Entry(
-        name=name,
-        family=family,
-        builder=builder,
-        method=method,
-        input_size=input_size,
-        num_classes=num_classes,
-        paper_params=paper,
-        options=options,
-        presets=presets or {},
-        feature_cfg=feature_cfg or {},
-        feature_maps=feature_maps,
-    )
-    ENTRIES[name] = entry
-    module.default_cfgs[name] = {  # timm reads it from the module of the entry point
-        "num_classes": num_classes,
-        "input_size": input_size,
-        "mean": mean,
-        "std": std,
-        "first_conv": first_conv,
-        "classifier": classifier,
-        **({"crop_pct": 1.0} if input_size[-1] <= SHOWN_WHOLE else {}),
-        **weights.pretrained_cfg(name),
-    }
+def register_network(name: str, builder: Build, **about: Any) -> None:
+    """Makes a name known to us and to timm. `about` has the other fields of `Entry`."""
+    entry = ENTRIES[name] = Entry(name=name, builder=builder, **about)
+    default_cfgs[name] = {key: getattr(entry, key) for key in CFG_FIELDS} | weights.pretrained_cfg(name)
+    if entry.input_size[-1] <= MAX_UNCROPPED:
+        default_cfgs[name]["crop_pct"] = 1.0
 
     def build(pretrained: bool = False, **kwargs: Any) -> nn.Module:
         return entry.build(pretrained, **kwargs)
 
     build.__name__ = build.__qualname__ = name
-    build.__module__ = builder.__module__
-    setattr(module, name, register_model(build))
+    globals()[name] = register_model(build)
+
+
+def register_backbone(
+    name: str,
+    builder: Build,
+    *,
+    residual: bool = False,
+    methods: tuple[str, ...] = SKIP_FREE,
+    paper: Mapping[str, float] | None = None,
+    presets: Mapping[str, Mapping[str, Any]] | None = None,
+    **about: Any,
+) -> None:
+    """Registers a backbone's skip-free names and, if `residual`, its own (timm has the other ones already).
+
+    Args:
+        name: of the backbone.
+        builder: builds the residual network.
+        residual: whether the residual network gets a name too.
+        methods: the methods to name, `method_backbone` each.
+        paper: parameters that Zhang et al. 2024 prints, in millions, by method ('residual', 'plain', 'pnnh', 'dirac').
+        presets: options of a method, by method, where its name means others than its defaults.
+        about: the other fields of `Entry`.
+    """
+    for method in (None, *methods) if residual else methods:
+        register_network(
+            name if method is None else f"{method}_{name}",
+            builder,
+            method=method,
+            paper_params=(paper or {}).get(method or "residual"),
+            presets=(presets or {}).get(method or "", {}),
+            **about,
+        )
 
 
 def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:

@@ -5,22 +5,22 @@ ResNet34's layout with another block. "50" is the ResNet it is compared with; it
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from timm.models.resnet import BasicBlock, ResNet
 from torch import Tensor, nn
 
 from unskip.coders import CoderBank
-from unskip.methods import BlockSpec, Seq, SeqBottle, Unsupported, method_options
+from unskip.methods import BlockSpec, Unsupported, method_options
 from unskip.methods.inits import Init
-from unskip.methods.seq import PreReLU, Tie
-from unskip.models.cifar import check_count, cifar_resnet
+from unskip.methods.seq import PreReLU, Seq, SeqBottle, Tie
+from unskip.models.cifar import cifar_resnet
 from unskip.models.named import CIFAR, RESNET
 from unskip.models.plainnet import USPS, PlainNet, layer
-from unskip.models.registry import network
+from unskip.models.registry import register_network
+from unskip.models.staged import check_count
 from unskip.surgery import plainify, register_reader
-
-default_cfgs: dict[str, dict[str, Any]] = {}
 
 SEQNET: dict[str, Any] = {**RESNET, "family": "seqnet"}
 CIFAR_SEQNET: dict[str, Any] = {**CIFAR, "family": "cifar_seqnet"}
@@ -57,66 +57,22 @@ class SkipSeq:
     keeps_weights: ClassVar[bool] = False
 
     def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
-        block = self.seq.build(spec, bank)
-        assert isinstance(block, nn.Sequential)
+        block = self.seq.rebuild(spec, bank)
         return SkipSeqBlock(block, spec.shortcut)
 
 
-@network(method="seq", **SEQNET)
-def seqnet18(**kwargs: Any) -> nn.Module:
-    return layout(2, 2, 2, 2, **kwargs)
-
-
-@network(method="seq", **SEQNET)
-def seqnet34(**kwargs: Any) -> nn.Module:
-    return layout(3, 4, 6, 3, **kwargs)
-
-
-@network(method="seq_bottle", **SEQNET)
-def seqnet50(**kwargs: Any) -> nn.Module:
-    return layout(3, 4, 6, 3, **kwargs)
-
-
-@network(method="seq_bottle", **SEQNET)
-def seqnet101(**kwargs: Any) -> nn.Module:
-    return layout(3, 4, 23, 3, **kwargs)
-
-
-@network(options=tuple(method_options("seq_bottle")), **SEQNET)
 def skip_seqnet50(**kwargs: Any) -> nn.Module:
+    """SeqNet50 with a skip around each block (B.3)."""
     options = {name: kwargs.pop(name) for name in method_options("seq_bottle") if name in kwargs}
     residual = plainify(layout(3, 4, 6, 3, **kwargs), SkipSeq(seq=SeqBottle(**options)))
     del residual.surgery  # it is a residual network in its own right, not what an operation left of one
     return residual
 
 
-@network(method="seq", **CIFAR_SEQNET)
-def cifar_seqnet20(**kwargs: Any) -> nn.Module:
-    return cifar_resnet(20, **kwargs)
-
-
-@network(method="seq", **CIFAR_SEQNET)
-def cifar_seqnet56(**kwargs: Any) -> nn.Module:
-    return cifar_resnet(56, **kwargs)
-
-
-@network(method="seq", **CIFAR_SEQNET)
-def cifar_seqnet110(**kwargs: Any) -> nn.Module:
-    return cifar_resnet(110, **kwargs)
-
-
 class SeqMLP(PlainNet):
     """The fully-connected SeqNet (section 4.2): a layer from the image to d units, then pairs d -> k d -> d."""
 
 
-@network(
-    family="seqnet_mlp",
-    first_conv="stage1.0.transform",
-    classifier="fc",
-    feature_maps=False,
-    options=("depth", "width", "k", "img_size", "init", "tie", "pre_relu"),
-    **USPS,
-)
 def seqnet_mlp(
     *,
     depth: int = 20,  # layers: the first, two for each pair, the classifier
@@ -130,15 +86,16 @@ def seqnet_mlp(
     pre_relu: PreReLU = "none",
     drop_rate: float = 0.0,
 ) -> nn.Module:
-    sizes = {
-        "depth": (depth, 4),
-        "width": (width, 1),
-        "k": (k, 2),
-        "img_size": (img_size, 1),
-        "in_chans": (in_chans, 1),
-    }
-    for name, (value, least) in sizes.items():
-        check_count("seqnet_mlp", name, value, least)
+    """The network `seqnet_mlp`: a stem, depth / 2 - 1 pairs of layers, and the classifier."""
+    sizes = (
+        ("depth", depth, 4),
+        ("width", width, 1),
+        ("k", k, 2),
+        ("img_size", img_size, 1),
+        ("in_chans", in_chans, 1),
+    )
+    for size in sizes:
+        check_count("seqnet_mlp", *size)
     if depth % 2:
         raise ValueError(
             f"seqnet_mlp: depth={depth} must be even: the first layer, two for each pair and the classifier."
@@ -148,7 +105,7 @@ def seqnet_mlp(
     seq = Seq(init=init, tie=tie, pre_relu=pre_relu)
     stem = nn.Linear(in_chans * img_size**2, width)
     nn.init.kaiming_normal_(stem.weight, nonlinearity="relu")
-    first = layer(stem, width, nn.BatchNorm1d, nn.ReLU(inplace=True), nn.Flatten())
+    first = layer(stem, activation="relu", first=nn.Flatten())
     try:
         pairs = [seq.linear(width, k) for _ in range(depth // 2 - 1)]
     except Unsupported as reason:
@@ -157,3 +114,17 @@ def seqnet_mlp(
     return SeqMLP(
         [[first, *pairs]], num_features=width, num_classes=num_classes, drop_rate=drop_rate, image_shape=shape
     )
+
+
+for name, method, blocks in (
+    ("seqnet18", "seq", (2, 2, 2, 2)),
+    ("seqnet34", "seq", (3, 4, 6, 3)),
+    ("seqnet50", "seq_bottle", (3, 4, 6, 3)),
+    ("seqnet101", "seq_bottle", (3, 4, 23, 3)),
+):
+    register_network(name, partial(layout, *blocks), method=method, **SEQNET)
+register_network("skip_seqnet50", skip_seqnet50, options=tuple(method_options("seq_bottle")), **SEQNET)
+for depth in (20, 56, 110):
+    register_network(f"cifar_seqnet{depth}", partial(cifar_resnet, depth), method="seq", **CIFAR_SEQNET)
+MLP_OPTIONS = ("depth", "width", "k", "img_size", "init", "tie", "pre_relu")
+register_network("seqnet_mlp", seqnet_mlp, family="seqnet_mlp", options=MLP_OPTIONS, **USPS)

@@ -15,21 +15,21 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from unskip.methods.spec import BlockSpec, Unsupported, parts, replace_weight
-from unskip.models.cifar import HE, CifarNet, PadShortcut
+from unskip.models.cifar import HE_WIDTHS, CifarNet, PadShortcut
 from unskip.models.named import CIFAR
-from unskip.models.registry import network
+from unskip.models.registry import register_network
 from unskip.surgery import register_reader
 
 Init = Literal["kwi", "hmwi"]
 Lower = Literal["diagonal", "dense"]
 
-default_cfgs: dict[str, dict[str, Any]] = {}
 ABOUT = {"family": "simplified", **CIFAR}
 
 
@@ -180,14 +180,14 @@ class SimplifiedNet(CifarNet):
             raise ValueError(f"SimplifiedNet: init={init!r} must be 'kwi' (Kaiming) or 'hmwi' (Hardt and Ma).")
         self.num_classes = num_classes
         self.drop_rate = drop_rate
-        self.conv1 = nn.Conv2d(in_chans, HE[0], 3, 1, 1)
+        self.conv1 = nn.Conv2d(in_chans, HE_WIDTHS[0], 3, 1, 1)
         self.bn1, self.norm, self.act = nn.Identity(), nn.Identity(), nn.Identity()
         self.act1 = nn.ReLU(inplace=True)
 
         def make(in_chs: int, out_chs: int, stride: int, index: int) -> nn.Module:
             return SimplifiedBlock(in_chs, out_chs, stride, residual=residual)
 
-        self.add_stages(blocks, HE[0], HE, make)
+        self.add_stages(blocks, HE_WIDTHS[0], HE_WIDTHS, make)
         self.fc = self.make_classifier(num_classes)
         sigma = sigma_p if init == "kwi" else sigma_r
         for conv in (self.conv1, *(block.conv for block in simplified_blocks(self))):
@@ -209,15 +209,15 @@ class SimplifiedNet(CifarNet):
         return fc
 
 
-def simplified_blocks(net: nn.Module) -> Iterator[OneLayerBlock]:
+def simplified_blocks(model: nn.Module) -> Iterator[OneLayerBlock]:
     """The blocks of simplified networks in a module, in order."""
-    return (module for module in net.modules() if isinstance(module, OneLayerBlock))
+    return (module for module in model.modules() if isinstance(module, OneLayerBlock))
 
 
 @torch.no_grad()
-def shift(net: nn.Module, sign: int) -> None:
+def shift(model: nn.Module, sign: int) -> None:
     """Adds sign times rho to the weights of each block, in place."""
-    for block in simplified_blocks(net):
+    for block in simplified_blocks(model):
         block.conv.weight += sign * block.rho()
 
 
@@ -229,28 +229,28 @@ def simplified_net(depth: int, *, residual: bool, **kwargs: Any) -> SimplifiedNe
 
 
 @torch.no_grad()
-def dominant_paths(net: nn.Module, *, lower: Lower = "diagonal") -> nn.Module:
+def dominant_paths(model: nn.Module, *, lower: Lower = "diagonal") -> nn.Module:
     """The network T' of D.3: a copy of a simplified network that keeps the weights on the dominant paths and no others.
 
     A channel reads the channel of its own number alone; the channels that a transition adds (n + c) read channel c and
     have an identity there too. Stem, biases and classifier stay. The copy has skips where the network has them.
 
     Args:
-        net: a simplified network, plain or residual.
+        model: a simplified network, plain or residual.
         lower: 'dense' keeps all weights of the channels that a transition adds (the end of D.3).
     """
     if lower not in ("diagonal", "dense"):
         raise ValueError(f"dominant_paths: lower={lower!r} must be 'diagonal' or 'dense'.")
-    named = net.named_modules() if isinstance(net, nn.Module) else ()
+    named = model.named_modules() if isinstance(model, nn.Module) else ()
     blocks = {path: block for path, block in named if isinstance(block, OneLayerBlock)}
     if any(isinstance(block, DominantBlock) for block in blocks.values()):
-        raise ValueError(f"dominant_paths: {type(net).__name__} has only its dominant paths already.")
+        raise ValueError(f"dominant_paths: {type(model).__name__} has only its dominant paths already.")
     if not blocks:
         raise ValueError(
-            f"dominant_paths: {type(net).__name__} has no block of a simplified network; build one with "
+            f"dominant_paths: {type(model).__name__} has no block of a simplified network; build one with "
             "unskip.create_model('simplified_resnet20') or another depth."
         )
-    copied = copy.deepcopy(net)
+    copied = copy.deepcopy(model)
     for path, block in blocks.items():
         conv = block.conv
         n, out_chs = conv.in_channels, conv.out_channels
@@ -268,36 +268,6 @@ def dominant_paths(net: nn.Module, *, lower: Lower = "diagonal") -> nn.Module:
     return copied
 
 
-@network(options=("init",), **ABOUT)
-def simplified_plain20(**kwargs: Any) -> nn.Module:
-    return simplified_net(20, residual=False, **kwargs)
-
-
-@network(options=("init",), **ABOUT)
-def simplified_plain32(**kwargs: Any) -> nn.Module:
-    return simplified_net(32, residual=False, **kwargs)
-
-
-@network(options=("init",), **ABOUT)
-def simplified_plain44(**kwargs: Any) -> nn.Module:
-    return simplified_net(44, residual=False, **kwargs)
-
-
-@network(options=("init",), **ABOUT)
-def simplified_resnet20(**kwargs: Any) -> nn.Module:
-    return simplified_net(20, residual=True, **kwargs)
-
-
-@network(options=("init",), **ABOUT)
-def simplified_resnet32(**kwargs: Any) -> nn.Module:
-    return simplified_net(32, residual=True, **kwargs)
-
-
-@network(options=("init",), **ABOUT)
-def simplified_resnet44(**kwargs: Any) -> nn.Module:
-    return simplified_net(44, residual=True, **kwargs)
-
-
 def dominant_net(
     depth: int,
     *,
@@ -311,16 +281,8 @@ def dominant_net(
     return dominant_paths(simplified_net(depth, residual=False, init="hmwi", **sizes), lower=lower)
 
 
-@network(options=("lower",), **ABOUT)
-def simplified_dominant20(**kwargs: Any) -> nn.Module:
-    return dominant_net(20, **kwargs)
-
-
-@network(options=("lower",), **ABOUT)
-def simplified_dominant32(**kwargs: Any) -> nn.Module:
-    return dominant_net(32, **kwargs)
-
-
-@network(options=("lower",), **ABOUT)
-def simplified_dominant44(**kwargs: Any) -> nn.Module:
-    return dominant_net(44, **kwargs)
+for depth in (20, 32, 44):
+    for form in ("plain", "resnet"):
+        build = partial(simplified_net, depth, residual=form == "resnet")
+        register_network(f"simplified_{form}{depth}", build, options=("init",), **ABOUT)
+    register_network(f"simplified_dominant{depth}", partial(dominant_net, depth), options=("lower",), **ABOUT)

@@ -3,7 +3,7 @@
 A file holds a network's `state_dict`, convolutions and classifier in float16 so that the package stays small, and, as
 metadata, what it was trained and tested on. `create_model(NAME, pretrained=True)` loads it by timm's conventions:
 another number of classes gets a fresh classifier, another number of input channels an adapted first convolution, and
-`network.pretrained_cfg` says how to normalise images.
+`model.pretrained_cfg` says how to normalise images.
 """
 
 import json
@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 FOLDER = Path(__file__).parents[1] / "weights"
-LARGEST = 8 * 2**20  # bytes of one file; the package is to stay small
+MAX_BYTES = 8 * 2**20  # bytes of one file; the package is to stay small
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,18 +26,13 @@ class WeightsInfo:
 
     network: str  # the name that builds it
     dataset: str
-    test_error: float  # percent, of these very weights
+    test_error: float  # percent, measured with these weights
     test_images: int
     epochs: int
     seed: int
     mean: tuple[float, ...]  # of the images' channels, for normalising
     std: tuple[float, ...]
     record: str  # the folder of benchmarks/records that says how they came about
-
-    @classmethod
-    def parse(cls, about: dict[str, Any]) -> "WeightsInfo":
-        """From what a file says, read as JSON."""
-        return cls(**{**about, "mean": tuple(about["mean"]), "std": tuple(about["std"])})
 
     def __str__(self) -> str:
         return (
@@ -61,7 +56,8 @@ def weights_of(name: str) -> WeightsInfo | None:
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            return WeightsInfo.parse(json.loads((file.metadata() or {})["unskip"]))
+            about = json.loads((file.metadata() or {})["unskip"])
+            return WeightsInfo(**{**about, "mean": tuple(about["mean"]), "std": tuple(about["std"])})
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"create_model: the weights {path} can't be read ({error}); install the package again."
@@ -76,24 +72,24 @@ def pretrained_cfg(name: str) -> dict[str, Any]:
     return {"file": str(path_of(name)), "mean": weights.mean, "std": weights.std, "description": str(weights)}
 
 
-def as_stored(network: nn.Module) -> dict[str, Tensor]:
+def as_stored(model: nn.Module) -> dict[str, Tensor]:
     """A network's state as a file holds it: norms and coders as they are, and all other weights rounded."""
-    state = {key: value.detach().cpu().contiguous() for key, value in network.state_dict().items()}
-    rounded = {key for key, parameter in network.named_parameters() if parameter.ndim > 1}
+    state = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+    rounded = {key for key, parameter in model.named_parameters() if parameter.ndim > 1}
     return {key: value.half() if key in rounded else value for key, value in state.items()}
 
 
-def store_weights(network: nn.Module, about: WeightsInfo) -> Path:
+def store_weights(model: nn.Module, about: WeightsInfo) -> Path:
     """Writes a network's weights where `create_model(about.network, pretrained=True)` finds them."""
-    state = as_stored(network)
+    state = as_stored(model)
     lost = [key for key, value in state.items() if not torch.isfinite(value).all()]
     if lost:
         raise ValueError(f"store_weights: {about.network!r} has values that are no numbers in float16: {lost[0]}.")
     size = sum(value.numel() * value.element_size() for value in state.values())
-    if size > LARGEST:
+    if size > MAX_BYTES:
         raise ValueError(
             f"store_weights: {about.network!r} has {size / 2**20:.1f} MiB of weights, and the package ships at most "
-            f"{LARGEST / 2**20:.0f} MiB a network."
+            f"{MAX_BYTES / 2**20:.0f} MiB a network."
         )
     FOLDER.mkdir(exist_ok=True)
     path = path_of(about.network)

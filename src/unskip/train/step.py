@@ -156,7 +156,7 @@ def compile_network(network: nn.Module, recipe: Recipe, image_size: int) -> None
             "of modules that have modules of their own); use 'whole'."
         )
     device = next(network.parameters()).device
-    by_kernels = recipe.run.precision == "bf16" and recipe.run.channels_last and image_size <= fused.LARGEST
+    by_kernels = recipe.run.precision == "bf16" and recipe.run.channels_last and image_size <= fused.MAX_SIDE
     for block in blocks:
         if not (by_kernels and fused.is_eligible(block, device)):
             block.compile()
