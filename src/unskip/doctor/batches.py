@@ -151,7 +151,8 @@ def _fit(image: Tensor, size: Shape) -> Tensor:
     """The largest central part of an image with the right proportions, at the right size."""
     scale = min(image.shape[1] / size[0], image.shape[2] / size[1])
     part = transforms.center_crop(image, [round(side * scale) for side in size])
-    return transforms.resize(part, list(size), antialias=True)
+    fitted: Tensor = transforms.resize(part, list(size), antialias=True)
+    return fitted
 
 
 def _count_classes(loaded: LoadedModel, images: Tensor) -> int | None:

@@ -150,7 +150,8 @@ def cause(worst: Symptom, symptoms: dict[Mechanism, Symptom], measured: Measured
     - If small differences grow until the input is lost, gradients explode as well: the lost input is the cause.
     - Either may be caused by saturated activations.
     """
-    vanishing, lost, saturated = map(symptoms.get, ("vanishing gradient", "dissipating", "saturation"))
+    vanishing, lost = symptoms.get("vanishing gradient"), symptoms.get("dissipating")
+    saturated = symptoms.get("saturation")
     if worst.mechanism == "singularity" and vanishing is not None and vanishing.severity > VANISHED:
         worst = vanishing
     if worst.mechanism == "exploding gradient" and lost is not None and lost.severity > 0:

@@ -32,7 +32,8 @@ def layer_cushion(weight: Tensor, x: Tensor, y: Tensor) -> Tensor:
         y: A x, its output without bias, (B, ...).
     """
     norm = torch.linalg.vector_norm
-    return norm(y.flatten(1).double(), dim=1) / norm(x.flatten(1).double(), dim=1) / norm(weight.double())
+    mu: Tensor = norm(y.flatten(1).double(), dim=1) / norm(x.flatten(1).double(), dim=1) / norm(weight.double())
+    return mu
 
 
 def forward(layer: Layer, x: Tensor | None, y: Tensor) -> dict[str, Estimate] | None:
@@ -65,7 +66,7 @@ def jvp(function: Callable[[Tensor], Any], x: Tensor, v: Tensor, seed: int) -> T
         y = function(dual.make_dual(x.clone(), v))
         if not isinstance(y, Tensor):
             raise TypeError(f"it returns {type(y).__name__}")
-        tangent = dual.unpack_dual(y).tangent
+        tangent: Tensor | None = dual.unpack_dual(y).tangent
         return torch.zeros_like(y) if tangent is None else tangent
 
 
