@@ -71,11 +71,11 @@ def test_a_small_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     recipe = tmp_path / "small.toml"
     recipe.write_text(load_recipe(demo.RECIPE, epochs=1, batch=256, warmup_epochs=0.0).to_toml())
     monkeypatch.setattr(demo, "RECIPE", str(recipe))
-    ways = tuple(replace(way, network=way.network.replace("56", "20")) for way in demo.WAYS)
-    monkeypatch.setattr(demo, "WAYS", ways)
+    variants = tuple(replace(variant, network=variant.network.replace("56", "20")) for variant in demo.VARIANTS)
+    monkeypatch.setattr(demo, "VARIANTS", variants)
     import unskip.demo.page
 
-    monkeypatch.setattr(unskip.demo.page, "WAYS", ways)
+    monkeypatch.setattr(unskip.demo.page, "VARIANTS", variants)
     out = tmp_path / "unskip-demo"
     numbers = run_demo(0, out, monkeypatch)
     networks = numbers["networks"]
@@ -100,21 +100,21 @@ def test_a_small_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_why_the_plain_network_fails_is_there_before_training(seed: int) -> None:
     recipe = load_recipe(demo.RECIPE, seed=seed)
     data = demo.load(recipe.data)
-    ratio = {w.key: demo.facts_about(w.network, recipe, data).layers for w in demo.WAYS[:3]}
-    assert ratio["plain"].ratio[-1] > 0.7
-    assert ratio["pnnh"].ratio[-1] < 0.3
-    assert ratio["residual"].ratio[-1] < 0.3
-    for layers in ratio.values():
-        assert layers.ratio[0] < 0.05  # behind the stem nothing is lost yet
-        assert (layers.depth[0], layers.depth[-1], len(layers.depth)) == (1, 55, 28)
+    ratio = {w.key: demo.facts_about(w.network, recipe, data).noise_to_signal for w in demo.VARIANTS[:3]}
+    assert ratio["plain"][55] > 0.7
+    assert ratio["pnnh"][55] < 0.3
+    assert ratio["residual"][55] < 0.3
+    for by_depth in ratio.values():
+        assert by_depth[1] < 0.05  # after the stem nothing is lost yet
+        assert list(by_depth) == list(range(1, 56, 2))
 
 
 def test_a_failing_run_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="can't be written"):
-        demo.tell(0, tmp_path / "file" / "below", lambda tracks: None)
+        demo.train_all(0, tmp_path / "file" / "below", lambda tracks: None)
     with pytest.raises(ValueError, match="seed=-1"):
-        demo.tell(-1, tmp_path, lambda tracks: None)
+        demo.train_all(-1, tmp_path, lambda tracks: None)
 
 
 @pytest.mark.full

@@ -29,7 +29,7 @@ def test_a_page_a_table_and_an_answer(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "resnet20, plain" in result.stdout
     assert "noise to signal" in result.stdout
-    assert "scikit-learn's digits, brought to 32 x 32 px, 16 x 3 x 32 x 32" in result.stdout
+    assert "scikit-learn's digits, resized to 32 x 32 px, 16 x 3 x 32 x 32" in result.stdout
     assert f"Page: {out}" in result.stdout.replace("\n", "")
     page = out.read_text()
     assert len(page.encode()) < MAX_BYTES

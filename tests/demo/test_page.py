@@ -11,13 +11,13 @@ from unskip.train import load_recipe
 def story() -> demo.Story:
     """Numbers like those of a real demo; no training."""
     recipe = load_recipe(demo.RECIPE)
-    tracks = {way.key: demo.start(way, recipe, 0, Path("unskip-demo")) for way in demo.WAYS}
+    tracks = {variant.key: demo.start(variant, recipe, 0, Path("unskip-demo")) for variant in demo.VARIANTS}
     for track in tracks.values():
         track.rows = [{"kind": "epoch", "epoch": e, "error": 90 - e} for e in range(1, track.epochs + 1)]
         track.result = {"test_error": 88.8}
-    depth = list(range(1, 56, 2))
-    layers = demo.Layers(depth=depth, ratio=[d / 60 for d in depth])
-    facts = {way.network: demo.Facts(trained=852_730, frozen=5_376, skips="none", layers=layers) for way in demo.WAYS}
+    ratio = {depth: depth / 60 for depth in range(1, 56, 2)}
+    known = demo.Facts(trained=852_730, frozen=5_376, skips="none", noise_to_signal=ratio)
+    facts = {variant.network: known for variant in demo.VARIANTS}
     return demo.Story(
         seed=0, tracks=tracks, facts=facts, recipe=recipe, sizes=(1299, 143, 355), chance_error=89.9, seconds=100.0
     )

@@ -30,13 +30,13 @@ def test_digits_for_what_reads_images_and_noise_for_the_rest() -> None:
     assert torch.equal(color.images[:, 0], color.images[:, 2])
     assert grey.targets is not None
     assert set(grey.targets.tolist()) <= set(range(10))
-    assert grey.words == "scikit-learn's digits"
-    assert color.words == "scikit-learn's digits, brought to 16 x 16 px"
+    assert grey.description == "scikit-learn's digits"
+    assert color.description == "scikit-learn's digits, resized to 16 x 16 px"
     assert grey.images.mean().abs() < 0.1
     assert grey.images.std() == pytest.approx(1, abs=0.15)
     for shape in [(10,), (7, 5), (4, 9, 9)]:
         noise = load_batch(loaded(*shape))
-        assert (noise.images.shape, noise.targets, noise.words) == ((64, *shape), None, "normal noise")
+        assert (noise.images.shape, noise.targets, noise.description) == ((64, *shape), None, "normal noise")
     assert load_batch(loaded(3, 80, 80)).images.shape[0] == 16
     assert torch.equal(load_batch(loaded(1, 8, 8), seed=0).images, grey.images)
     assert not torch.equal(load_batch(loaded(1, 8, 8), seed=1).images, grey.images)
@@ -45,7 +45,7 @@ def test_digits_for_what_reads_images_and_noise_for_the_rest() -> None:
 def test_targets_that_a_network_has_no_output_for_are_left_out() -> None:
     batch = load_batch(load_model(f"{HERE}:convolutional"))  # three classes, and digits have ten
     assert batch.targets is None
-    assert batch.words.endswith("with random classes")
+    assert batch.description.endswith("with random classes")
 
 
 def test_data_of_the_users_own(tmp_path: Path) -> None:

@@ -254,6 +254,15 @@ def test_judge_accepts_any_numbers(bad: float) -> None:
         assert 0.5 <= verdict.confidence <= MAX_CONFIDENCE
 
 
+@pytest.mark.parametrize("last", [0.0, 1e200], ids=["no gradient at the last layer", "a square beyond float64"])
+def test_exploding_gradients_of_any_size(last: float) -> None:
+    series = Series(
+        name="gradient_norm", title="", label="", layers=("a", "b", "c"), values=(1.0, 1e9, last), healthy="", source=""
+    )
+    verdict = judge(blank(series={"gradient_norm": series}, numbers={"loss": 1.0}))
+    assert (verdict.mechanism, verdict.layer) == ("exploding gradient", "c" if last else "b")
+
+
 def test_a_network_of_one_layer_and_a_batch_of_two() -> None:
     verdict = judge(measure(nn.Linear(5, 3), torch.randn(2, 5)))
     assert verdict.outcome in ("trains", "doubtful", "fails")

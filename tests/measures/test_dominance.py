@@ -41,9 +41,10 @@ def test_every_channel_against_jacobians() -> None:
         probe = Probe(model, x, y)
         probe.collect([])
         classifier = next(layer for layer in probe.layers if layer.kind == "linear")
-        layers, values, errors = fractions(probe, classifier, samples=3, channels=None)
-    assert [layer.name for layer in layers] == ["1", "3"]
-    assert errors == [0, 0]
+        found = fractions(probe, classifier, samples=3, channels=None)
+    assert [layer.name for layer in found] == ["1", "3"]
+    (first, _), errors = zip(*found.values(), strict=True)
+    assert errors == (0, 0)
 
     def tail(a: Tensor) -> Tensor:  # from the first activation to a^(L)
         return F.relu(model[2](a)).mean((2, 3))
@@ -57,7 +58,7 @@ def test_every_channel_against_jacobians() -> None:
     for i in range(4):
         own, everything = theta[:, i, i].flatten(1), theta[:, i].sum(1).flatten(1)
         share.append(dominant(own, everything - own).double())
-    assert values[0] == pytest.approx(torch.stack(share).mean().item())
+    assert first == pytest.approx(torch.stack(share).mean().item())
 
 
 def test_a_linear_residual_network_is_as_theory_expects() -> None:
@@ -76,9 +77,9 @@ def test_a_linear_residual_network_is_as_theory_expects() -> None:
         with preserved(model):
             probe = Probe(model, example)
             probe.collect([])
-            found, share, _ = fractions(probe, probe.layers[-1], samples=8, channels=None)
+            found = list(fractions(probe, probe.layers[-1], samples=8, channels=None).values())
         assert len(found) == depth
-        values.append(share[0])
+        values.append(found[0].value)
     expected = expected_dominance_residual(n, hops=depth - 1, p=1.0, epsilon=epsilon, sigma_A=1.0)
     assert torch.tensor(values).mean().item() == pytest.approx(expected, abs=0.06)
 

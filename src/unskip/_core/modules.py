@@ -1,6 +1,7 @@
 """A network under measurement and what must be as before afterwards: mode, buffers, gradients, random state."""
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -8,8 +9,12 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin as Lazy
 from torch.nn.parameter import is_lazy
 
+from unskip._core.rng import own_generators_preserved
+
+_ONE_AT_A_TIME = threading.RLock()
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -24,34 +29,43 @@ def unwrap(network: nn.Module) -> nn.Module:
 def preserved(network: nn.Module) -> Iterator[None]:
     """Whatever happens inside, the network and the random generators are afterwards as they were.
 
-    Training mode of every module, the values of buffers (and which tensors they are), `.grad` and `requires_grad` of
-    every parameter; the generators of PyTorch (CPU, and CUDA where it is in use), numpy and Python.
+    Attributes and training mode of every module, the values of buffers (and which tensors they are), `.grad` and
+    `requires_grad` of every parameter; the generators of PyTorch (CPU, and CUDA where it is in use), numpy and Python,
+    and those that modules hold as attributes.
+
+    One thread at a time: the mode of a network, its buffers and the generators belong to the whole process.
     """
-    modes = [(module, module.training) for module in network.modules()]
-    buffers = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in network.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and not is_lazy(buffer)  # which has no value yet
-    ]
-    parameters = [(parameter, parameter.requires_grad, parameter.grad) for parameter in network.parameters()]
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    python, numbers = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numbers)
-        for module, mode in modes:
-            module.training = mode
-        with torch.no_grad():
-            for module, name, buffer, value in buffers:
-                buffer.copy_(value)
-                module._buffers[name] = buffer
-        for parameter, requires_grad, grad in parameters:
-            parameter.requires_grad_(requires_grad)
-            parameter.grad = grad
+    with _ONE_AT_A_TIME, own_generators_preserved(network):
+        modes = [(module, module.training) for module in network.modules()]
+        # A lazy module becomes another class when it first runs, with other attributes.
+        attributes = [(module, dict(vars(module))) for module in network.modules() if not isinstance(module, Lazy)]
+        buffers = [
+            (module, name, buffer, buffer.detach().clone())
+            for module in network.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None and not is_lazy(buffer)  # which has no value yet
+        ]
+        parameters = [(parameter, parameter.requires_grad, parameter.grad) for parameter in network.parameters()]
+        devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+        python, numbers = random.getstate(), np.random.get_state()
+        try:
+            with torch.random.fork_rng(devices):
+                yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numbers)
+            for module, mode in modes:
+                module.training = mode
+            for module, before in attributes:
+                vars(module).clear()
+                vars(module).update(before)
+            with torch.no_grad():
+                for module, name, buffer, value in buffers:
+                    buffer.copy_(value)
+                    module._buffers[name] = buffer
+            for parameter, requires_grad, grad in parameters:
+                parameter.requires_grad_(requires_grad)
+                parameter.grad = grad
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 
 def seed_of(*key: int) -> int:
@@ -58,3 +59,22 @@ def seeded(*key: int) -> Iterator[None]:
         yield
     finally:
         set_state(before)
+
+
+@contextmanager
+def own_generators_preserved(model: nn.Module) -> Iterator[None]:
+    """The random generators that modules of `model` hold as attributes are afterwards as they were before."""
+    found = [value for module in model.modules() for value in vars(module).values()]
+    torchs = [(each, each.get_state()) for each in found if isinstance(each, torch.Generator)]
+    numpys = [each.bit_generator for each in found if isinstance(each, np.random.Generator)]
+    states = [(each, each.state) for each in numpys]
+    pythons = [(each, each.getstate()) for each in found if isinstance(each, random.Random)]
+    try:
+        yield
+    finally:
+        for generator, state in torchs:
+            generator.set_state(state)
+        for bits, numbers in states:
+            bits.state = numbers
+        for own, before in pythons:
+            own.setstate(before)

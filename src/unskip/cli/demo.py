@@ -22,7 +22,7 @@ def demo(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the runs too, as Ctrl-C does
     with View() as view:
-        told = story.tell(seed, out, view.show)
+        told = story.train_all(seed, out, view.show)
     picture, page = story.write(told, out)
     view.console.print(table(told))
     doctor = story.write_doctor_page(seed, out)

@@ -22,20 +22,20 @@ def doctor(
     data: Annotated[
         str | None,
         typer.Option(
-            help="What it is shown: digits, noise, a .npz file, or a folder (CIFAR, Fashion-MNIST, classes of images, "
-            "or just images). Digits unless given, brought to the network's size; noise where no image fits."
+            help="The data: digits, noise, a .npz file, or a folder (CIFAR, Fashion-MNIST, classes of images, or just "
+            "images). By default digits, resized to fit the network, or noise if no image fits."
         ),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Inputs; 64 unless given, 16 above 64 px.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Inputs in the batch; by default 64, or 16 above 64 px.")
+    ] = None,
     input_size: InputSize = None,
     seed: Annotated[
-        int, typer.Option(help="Seed of the weights, of the images taken, and of what measuring draws.")
+        int, typer.Option(help="Seed of the weights, of the choice of images, and of what measuring draws.")
     ] = 0,
     measure: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Report this measure, a plug-in's too, beside those of the verdict, and no others. Repeatable."
-        ),
+        typer.Option(help="Report only this measure, ours or a plug-in's, beside those of the verdict. Repeatable."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write the report as a page, for instance report.html.")
@@ -43,9 +43,9 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of a table.")] = False,
     force: Force = False,
 ) -> None:
-    """Looks into a network before it is trained: what happens to the signal and the gradient, and what that means.
+    """Examines a network before training: what happens to the signal and the gradient, and whether it will train.
 
-    Exit codes: 0 there is an answer, whatever it is; 2 something that you gave is wrong.
+    Exit codes: 0 for any verdict; 2 for invalid arguments.
     """
     with Importing():
         from unskip.doctor.examine import InputSpec, check_report_path, examine
@@ -53,13 +53,13 @@ def doctor(
         from unskip.doctor.table import table, verdict_lines
 
     check_report_path(out, force)
-    showing = InputSpec(
+    inputs = InputSpec(
         data=data, batch_size=batch_size, input_size=input_size, seed=seed, measures=tuple(measure or ())
     )
     console = Console(stderr=True)
-    with console.status(f"Looking into {network} ..."):
-        report = examine(network, showing, method=method, weights=weights, pretrained=pretrained)
-        other = None if against is None else examine(against, showing)
+    with console.status(f"Measuring {network} ..."):
+        report = examine(network, inputs, method=method, weights=weights, pretrained=pretrained)
+        other = None if against is None else examine(against, inputs)
     if out is not None:
         report.to_html(out, against=other)
     if json:

@@ -11,9 +11,9 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from unskip.data.sets import DataSet, load
 from unskip.doctor.report import diagnose
 from unskip.models.about import frozen_weights, skips_left
 from unskip.models.build import NetworkConfig, build_network
-from unskip.train.checkpoint import RunFolder, explained, write_atomically
+from unskip.train.checkpoint import explained, write_atomically
 from unskip.train.metrics import read_metrics
 from unskip.train.recipe import Recipe, load_recipe
 
@@ -36,29 +36,29 @@ NOISE = 0.01  # of the pixels' standard deviation: an image and a copy of it tha
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to train the network."""
+class Variant:
+    """One of the networks, and how long it trains."""
 
     key: str
     title: str
     network: str
     color: str
-    longer: int = 1  # times the recipe's epochs
+    factor: int = 1  # times the recipe's epochs
 
 
-WAYS = (
-    Way("plain", "plain", "plain_resnet56", "#dc2626"),
-    Way("pnnh", "PNNH", "pnnh_resnet56", "#2563eb"),
-    Way("residual", "residual", "resnet56", "#64748b"),
-    Way("plain-3x", "plain, 3x the epochs", "plain_resnet56", "#f59e0b", longer=3),
+VARIANTS = (
+    Variant("plain", "plain", "plain_resnet56", "#dc2626"),
+    Variant("pnnh", "PNNH", "pnnh_resnet56", "#2563eb"),
+    Variant("residual", "residual", "resnet56", "#64748b"),
+    Variant("plain-3x", "plain, 3x the epochs", "plain_resnet56", "#f59e0b", factor=3),
 )
 
 
 @dataclass
 class Track:
-    """A run while it goes on, and what came out of it."""
+    """A training run and its result."""
 
-    way: Way
+    variant: Variant
     command: list[str]
     epochs: int
     folder: Path
@@ -76,26 +76,28 @@ class Track:
         return [row for row in self.rows if row["kind"] == "epoch"]
 
     @property
-    def last(self) -> dict[str, Any]:
-        return self.rows[-1] if self.rows else {}
+    def log(self) -> Path:
+        """What the run prints."""
+        return self.folder.with_suffix(".log")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Layers:
-    """Near/far ratio of a network at initialisation: at the stem and behind each block."""
-
-    depth: list[int]  # layers up to here
-    ratio: list[float]
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What does not need training to be known about a network."""
+    """What is known about a network before it is trained."""
 
     trained: int
     frozen: int
     skips: str
-    layers: Layers
+    noise_to_signal: dict[int, float]  # by depth in layers: after the stem and after each block
+
+    @property
+    def at_the_end(self) -> float:
+        """The noise-to-signal ratio after the last block."""
+        return list(self.noise_to_signal.values())[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,8 @@ class Story:
     seconds: float
 
     def error(self, key: str) -> float:
-        return self.tracks[key].result["test_error"]
+        """Test error of a run, in percent."""
+        return float(self.tracks[key].result["test_error"])
 
     @property
     def gap(self) -> float:
@@ -119,19 +122,19 @@ class Story:
         return self.error("plain") - max(self.error("pnnh"), self.error("residual"))
 
     def summary(self) -> dict[str, Any]:
-        networks = {
-            key: {
-                "network": track.way.network,
+        networks = {}
+        for key, track in self.tracks.items():
+            facts = self.facts[track.variant.network]
+            networks[key] = {
+                "network": track.variant.network,
                 "epochs": track.epochs,
                 "layers": DEPTH,
-                "trained_parameters": self.facts[track.way.network].trained,
-                "frozen_weights": self.facts[track.way.network].frozen,
-                "skips": self.facts[track.way.network].skips,
+                "trained_parameters": facts.trained,
+                "frozen_weights": facts.frozen,
+                "skips": facts.skips,
                 "test_error": self.error(key),
-                "near_far_at_the_end": self.facts[track.way.network].layers.ratio[-1],
+                "noise_to_signal": facts.at_the_end,
             }
-            for key, track in self.tracks.items()
-        }
         return {"seed": self.seed, "seconds": self.seconds, "gap": self.gap, "networks": networks, **versions()}
 
 
@@ -139,18 +142,15 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "torch": torch.__version__, "machine": platform.machine()}
 
 
-def near_far_by_depth(network: torch.nn.Module, images: torch.Tensor, seed: int) -> Layers:
-    """The near/far ratio behind the stem and behind each block, in training mode, as the first update sees it."""
+def noise_to_signal_by_depth(network: torch.nn.Module, images: torch.Tensor, seed: int) -> dict[int, float]:
+    """The noise-to-signal ratio after the stem and after each block, in training mode, as in the first update."""
     noise = NOISE * torch.randn(images.shape, generator=torch.Generator().manual_seed(seed))
-    stages = ["layer1", "layer2", "layer3"]
-    paths = [
-        "act1",
-        *[f"{stage}.{name}" for stage in stages for name, _ in network.get_submodule(stage).named_children()],
-    ]
+    stages = ("layer1", "layer2", "layer3")
+    blocks = [f"{stage}.{name}" for stage in stages for name, _ in network.get_submodule(stage).named_children()]
+    paths = ["act1", *blocks]
     network.train()
     outputs = measures.record_outputs(network, paths, torch.cat([images, images + noise]))
-    ratio = [measures.noise_to_signal(*outputs[path].chunk(2)) for path in paths]
-    return Layers(depth=[1 + 2 * i for i in range(len(paths))], ratio=ratio)
+    return {1 + 2 * i: measures.noise_to_signal(*outputs[path].chunk(2)) for i, path in enumerate(paths)}
 
 
 def at_start(model: str, recipe: Recipe, data: DataSet) -> torch.nn.Module:
@@ -160,14 +160,14 @@ def at_start(model: str, recipe: Recipe, data: DataSet) -> torch.nn.Module:
 
 
 def facts_about(model: str, recipe: Recipe, data: DataSet) -> Facts:
-    """What is known about a network before its first update."""
+    """Sizes and skips of a network, and its noise-to-signal ratio before the first update."""
     network = at_start(model, recipe, data)
     images, _ = first_batch(recipe, data)
     return Facts(
         trained=sum(p.numel() for p in network.parameters() if p.requires_grad),
         frozen=frozen_weights(network),
         skips=skips_left(network),
-        layers=near_far_by_depth(network, images, recipe.run.seed),
+        noise_to_signal=noise_to_signal_by_depth(network, images, recipe.run.seed),
     )
 
 
@@ -179,61 +179,60 @@ def write_doctor_page(seed: int, out: Path) -> Path:
     """The doctor's page: the plain network beside PNNH, as they are before their first update."""
     recipe = load_recipe(RECIPE, seed=seed)
     data = load(recipe.data)
-    words = "the demo's first batch of digits"
+    batch, words = first_batch(recipe, data), "the demo's first batch of digits"
     plain, pnnh = (
-        diagnose(
-            at_start(way.network, recipe, data), *first_batch(recipe, data), name=way.network, data=words, seed=seed
-        )
-        for way in WAYS[:2]
+        diagnose(at_start(variant.network, recipe, data), *batch, name=variant.network, data=words, seed=seed)
+        for variant in VARIANTS[:2]
     )
-    page = out / "doctor.html"
-    plain.to_html(page, against=pnnh)
-    return page
+    plain.to_html(out / "doctor.html", against=pnnh)
+    return out / "doctor.html"
 
 
-def start(way: Way, recipe: Recipe, seed: int, out: Path) -> Track:
-    epochs = way.longer * recipe.run.epochs
-    folder = out / way.key
-    overrides = ["--model", way.network, "--epochs", str(epochs), "--seed", str(seed), "--log-steps", "5"]
+def start(variant: Variant, recipe: Recipe, seed: int, out: Path) -> Track:
+    epochs = variant.factor * recipe.run.epochs
+    folder = out / variant.key
+    overrides = ["--model", variant.network, "--epochs", str(epochs), "--seed", str(seed), "--log-steps", "5"]
     command = ["unskip", "train", RECIPE, *overrides, "--device", "cpu", "--out", str(folder)]
-    return Track(way, command, epochs, folder)
+    return Track(variant, command, epochs, folder)
 
 
-def tell(seed: int, out: Path, show: Callable[[dict[str, Track]], None]) -> Story:
-    """Trains the four side by side, calling `show` while they do, and writes the page. One thread for each run."""
+def train_all(seed: int, out: Path, show: Callable[[dict[str, Track]], None]) -> Story:
+    """Trains the four networks at the same time, one thread each, and calls `show` while they train."""
     began = time.perf_counter()
     if seed < 0:
         raise ValueError(f"demo: seed={seed} must not be negative.")
     clear(out)
     recipe = load_recipe(RECIPE, seed=seed)
-    tracks = {way.key: start(way, recipe, seed, out) for way in WAYS}
+    tracks = {variant.key: start(variant, recipe, seed, out) for variant in VARIANTS}
+    threads = torch.get_num_threads()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     try:
         for track in sorted(tracks.values(), key=lambda t: -t.epochs):  # the longest first
-            with explained("the file", out / f"{track.way.key}.log"):
-                log = open(out / f"{track.way.key}.log", "wb")  # noqa: SIM115 - closed below, the child has its own
-            with log:
+            with explained("the file", track.log), open(track.log, "wb") as log:
                 track.process = subprocess.Popen(
                     [sys.executable, "-m", *track.command], stdout=log, stderr=log, text=True, env=environment
                 )
         data = load(recipe.data)
-        with one_thread():
-            facts = {name: facts_about(name, recipe, data) for name in dict.fromkeys(way.network for way in WAYS)}
-        while any(track.process is not None and track.process.poll() is None for track in tracks.values()):
+        torch.set_num_threads(1)  # the runs keep the cores busy, and threads that wait for each other are slower
+        facts = {
+            name: facts_about(name, recipe, data) for name in dict.fromkeys(variant.network for variant in VARIANTS)
+        }
+        while any(track.running for track in tracks.values()):
             for track in tracks.values():
                 track.follow()
             show(tracks)
             time.sleep(0.25)
     finally:
+        torch.set_num_threads(threads)
         for track in tracks.values():
-            if track.process is not None and track.process.poll() is None:
+            if track.process is not None and track.running:
                 track.process.terminate()
                 track.process.wait()
     for track in tracks.values():
         track.follow()
         assert track.process is not None
         if track.process.returncode != 0:
-            text = (out / f"{track.way.key}.log").read_text(encoding="utf-8", errors="replace")
+            text = track.log.read_text(encoding="utf-8", errors="replace")
             raise ValueError(f"demo: `{' '.join(track.command)}` ended with code {track.process.returncode}:\n{text}")
         track.result = json.loads((track.folder / "result.json").read_text(encoding="utf-8"))
     show(tracks)
@@ -248,33 +247,13 @@ def tell(seed: int, out: Path, show: Callable[[dict[str, Track]], None]) -> Stor
     )
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """The runs have the cores; two threads that wait for each other on a busy machine are slower than one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def clear(out: Path) -> None:
     """Makes room for a new demo: removes what an earlier one left, and nothing else."""
+    names = ["checkpoint.pt", "metrics.jsonl", "recipe.toml", "result.json", "curves.png", "weights.safetensors"]
     with explained("the folder", out):
         out.mkdir(parents=True, exist_ok=True)
-        for way in WAYS:
-            folder = RunFolder(out / way.key)
-            names = (
-                "checkpoint.pt",
-                "metrics.jsonl",
-                "recipe.toml",
-                "result.json",
-                "curves.png",
-                "weights.safetensors",
-            )
-            for name in names:
-                (folder.path / name).unlink(missing_ok=True)
+        for variant, name in product(VARIANTS, names):
+            (out / variant.key / name).unlink(missing_ok=True)
 
 
 def write(story: Story, out: Path) -> tuple[Path, Path]:

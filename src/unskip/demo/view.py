@@ -1,4 +1,4 @@
-"""What `unskip demo` shows while it runs: four runs side by side on a terminal, a line now and then elsewhere."""
+"""What `unskip demo` prints: four runs side by side on a terminal, elsewhere a line at times; then a table."""
 
 import time
 from types import TracebackType
@@ -11,20 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from unskip.demo.story import DEPTH, Story, Track
-
-BARS = "▁▂▃▄▅▆▇█"
+from unskip.doctor.table import BARS
 
 
 class View:
-    """A live table on a terminal; elsewhere one line whenever a run has come a fifth of its way further."""
+    """A live table on a terminal; elsewhere one line for each fifth of a run."""
 
     def __init__(self) -> None:
         self.console = Console(highlight=False)
-        self.live = (
-            Live(console=self.console, refresh_per_second=4, transient=True) if self.console.is_terminal else None
-        )
+        live = Live(console=self.console, refresh_per_second=4, transient=True)
+        self.live = live if self.console.is_terminal else None
         self.began = time.perf_counter()
-        self.said: dict[str, int] = {}
+        self.printed: dict[str, int] = {}
 
     def __enter__(self) -> "View":
         self.console.print(
@@ -42,40 +40,35 @@ class View:
 
     def show(self, tracks: dict[str, Track]) -> None:
         if self.live is not None:
-            self.live.update(self.panels(tracks))
+            grid = Table.grid(expand=True)
+            for _ in tracks:
+                grid.add_column(ratio=1)
+            grid.add_row(*[panel(track) for track in tracks.values()])
+            self.live.update(Group(grid, Text(f"{time.perf_counter() - self.began:.0f} s", style="dim")))
             return
         for key, track in tracks.items():
             rows = track.epoch_rows
             fifths = 5 * len(rows) // track.epochs
-            if fifths > self.said.get(key, 0):
-                self.said[key] = fifths
-                row = rows[-1]
-                self.console.print(
-                    f"{time.perf_counter() - self.began:4.0f} s  {track.way.title}: epoch {row['epoch']}/{track.epochs}"
-                    f", loss {row['loss']:.3f}, validation error {row['val_error']:.1f} %",
-                    soft_wrap=True,
-                )
-
-    def panels(self, tracks: dict[str, Track]) -> Group:
-        grid = Table.grid(expand=True)
-        for _ in tracks:
-            grid.add_column(ratio=1)
-        grid.add_row(*[panel(track) for track in tracks.values()])
-        return Group(grid, Text(f"{time.perf_counter() - self.began:.0f} s", style="dim"))
+            if fifths > self.printed.get(key, 0):
+                self.printed[key] = fifths
+                seconds, row = time.perf_counter() - self.began, rows[-1]
+                values = f"loss {row['loss']:.3f}, validation error {row['val_error']:.1f} %"
+                text = f"{seconds:4.0f} s  {track.variant.title}: epoch {row['epoch']}/{track.epochs}, {values}"
+                self.console.print(text, soft_wrap=True)
 
 
 def panel(track: Track) -> Panel:
-    rows, last = track.epoch_rows, track.last
-    errors = [row["val_error"] for row in rows]
+    last = track.rows[-1] if track.rows else {}
+    errors = [row["val_error"] for row in track.epoch_rows]
     done = last.get("epoch", 0) if last.get("kind") == "epoch" else max(0, last.get("epoch", 1) - 1)
     body = Group(
         ProgressBar(total=track.epochs, completed=done),
         Text(f"epoch {last.get('epoch', '-')}/{track.epochs}"),
         Text(f"loss  {last['loss']:.3f}" if last.get("loss") is not None else "loss  -"),
         Text(f"validation error {errors[-1]:.1f} %" if errors else "validation error -", style="bold"),
-        Text(spark(errors), style=track.way.color),
+        Text(spark(errors), style=track.variant.color),
     )
-    return Panel(body, title=track.way.title, border_style=track.way.color)
+    return Panel(body, title=track.variant.title, border_style=track.variant.color)
 
 
 def spark(errors: list[float], width: int = 20) -> str:
@@ -95,7 +88,7 @@ def table(story: Story) -> Table:
     for column in ("layers", "trained", "skips", "epochs", "test error"):
         made.add_column(column, justify="right", no_wrap=True)
     for key, track in story.tracks.items():
-        facts = story.facts[track.way.network]
+        facts = story.facts[track.variant.network]
         cells = (str(DEPTH), f"{facts.trained:,}", facts.skips, str(track.epochs), f"{story.error(key):.1f} %")
-        made.add_row(Text(track.way.title, style=track.way.color), *cells)
+        made.add_row(Text(track.variant.title, style=track.variant.color), *cells)
     return made

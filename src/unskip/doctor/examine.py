@@ -1,4 +1,4 @@
-"""What `unskip doctor` does: a network from a word, a batch for it, a report."""
+"""What `unskip doctor` does: loads a network and a batch for it, and makes the report."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,38 +11,36 @@ from unskip.io.load import load_model
 
 @dataclass(frozen=True, kw_only=True)
 class InputSpec:
-    """What networks are shown; None leaves it to the network."""
+    """What networks are measured on, and what is measured; None leaves it to the network."""
 
     data: str | None = None  # digits, noise, or a path
     batch_size: int | None = None
     input_size: str | None = None  # of one input, for instance "3x32x32"
-    seed: int = 0  # of weights, of the images taken, and of what measuring draws
+    seed: int = 0  # of weights, of the choice of images, and of what measuring draws
     measures: tuple[str, ...] = ()  # names of measures beside those of the verdict; () for all
 
 
 def examine(
-    model_spec: str, showing: InputSpec, *, method: str = "", weights: Path | None = None, pretrained: bool = False
+    model_spec: str, inputs: InputSpec, *, method: str = "", weights: Path | None = None, pretrained: bool = False
 ) -> Report:
-    """The report of a network that is given in words, as `unskip doctor` takes them."""
-    loaded = load_model(
-        model_spec, method=method, weights=weights, pretrained=pretrained, input_size=showing.input_size,
-        seed=showing.seed,
-    )  # fmt: skip
-    batch = load_batch(loaded, showing.data, size=showing.batch_size, seed=showing.seed)
+    """The report of the network that `model_spec` names."""
+    seed, size = inputs.seed, inputs.input_size
+    loaded = load_model(model_spec, method=method, weights=weights, pretrained=pretrained, input_size=size, seed=seed)
+    batch = load_batch(loaded, inputs.data, size=inputs.batch_size, seed=seed)
     return diagnose(
         loaded.model,
         batch.images,
         batch.targets,
         name=loaded.name,
-        data=batch.words,
+        data=batch.description,
         trained=loaded.trained,
-        measures=showing.measures or None,
-        seed=showing.seed,
+        measures=inputs.measures or None,
+        seed=seed,
     )
 
 
 def check_report_path(out: Path | None, force: bool) -> None:
-    """Refuses a page that could not be written, before half a minute goes into measuring."""
+    """Refuses a page that can't be written, before the measuring, which takes half a minute."""
     if out is not None:
         files.check_free(out, command="doctor", argument="--out", force=force, overwrite="--force")
         if out.suffix.lower() not in (".html", ".htm"):

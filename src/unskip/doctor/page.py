@@ -9,10 +9,11 @@ import html
 import json
 import math
 import re
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from importlib import resources
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,72 +25,13 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 1_500_000  # of a page
 DIGITS = 4  # of the numbers on the page; the JSON report has them all
-OUTCOMES = {  # symbol and text
-    "trains": ("✓", "Should train"),
-    "doubtful": ("?", "Doubtful"),
-    "fails": ("✕", "Most likely won't train"),
-}
-MECHANISMS = {
-    "dissipating": "each layer loses some of the difference between inputs, until noise counts as much as they do.",
-    "singularity": "all inputs come to look alike, so there is almost nothing to learn from.",
-    "exploding gradient": "the gradient grows from layer to layer towards the input, until no learning rate is stable.",
-    "vanishing gradient": "the gradient shrinks from layer to layer towards the input, until it changes no weight.",
-    "saturation": "activations are driven into saturation, where they pass no gradient back.",
-}
 
 
-class Group(NamedTuple):
-    """Measures that answer one question."""
-
-    title: str
-    text: str
-    measures: str = ""  # names
+def _asset(name: str) -> str:
+    return (resources.files("unskip.doctor") / "assets" / name).read_text(encoding="utf-8")
 
 
-GROUPS = (
-    Group(
-        "Does the input get through?",
-        "The differences between inputs must survive to the last layer. A network can't learn from what it has lost.",
-        "noise_to_signal recovery cosine_similarity",
-    ),
-    Group(
-        "Does the gradient get back?",
-        "Each layer is trained by its gradient. If gradients differ by factors of a million, no learning rate suits "
-        "all layers.",
-        "gradient_norm activation_gradient_norm relative_gradient gradient_blocked backward_ratio dominance",
-    ),
-    Group(
-        "Is the signal of a healthy size?",
-        "The outputs of each layer at the start of training.",
-        "activation_variance forward_ratio activation_mean activation_maximum surviving_units dead_units "
-        "fraction_above_small fraction_above_large",
-    ),
-)
-OTHERS = Group(
-    "Are the layers well conditioned?",
-    "Layers learn more if their units respond differently and their weights are robust to noise.",
-)
-NUMBERS = {
-    "loss": "Loss on this batch",
-    "dead_units": "Dead units, fraction in the worst layer",
-    "gradient_growth": "Growth of the weights' gradient towards the input, per layer (natural logarithm)",
-    "gradient_growth_error": "Standard error of this growth",
-    "gradient_range": "Largest over smallest gradient of a layer's weights (powers of ten)",
-    "activation_gradient_growth": "Growth of the outputs' gradient towards the input, per layer (natural logarithm)",
-    "gradient_blocked": "Gradient blocked by an activation, fraction in the worst layer",
-    "input_dissipation": "Noise-to-signal ratio at the last hidden layer (0: input preserved, 1: input lost)",
-    "cosine_similarity": "Mean cosine similarity of two inputs at the last hidden layer",
-    "recovery": "R² of the input, predicted from the last hidden layer",
-    "recovery_possible": "R² of the input, predicted from the input itself",
-    "activation_rate": "Growth of the gradient over the signal in an activation (factor)",
-    "collinearity": "Mean correlation of two units, in the worst layer",
-    "effective_rank": "Effective rank, as a fraction of the units, in the worst layer",
-    "weight_mean": "Mean of all weights",
-    "weight_deviation": "Standard deviation of all weights",
-    "weight_mass": "Sum of the absolute weights",
-    "weight_mass_large": "Part of this sum from large weights",
-    "weight_mass_id": "Part of this sum from weights that connect a channel to itself",
-}
+TEXTS = tomllib.loads(_asset("texts.toml"))
 
 
 def render(reports: Sequence["Report"]) -> str:
@@ -124,10 +66,6 @@ def _fill(reports: Sequence["Report"], step: int) -> str:
     return re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], _asset("page.html"))
 
 
-def _asset(name: str) -> str:
-    return (resources.files("unskip.doctor") / "assets" / name).read_text(encoding="utf-8")
-
-
 def _digest(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
@@ -148,12 +86,11 @@ def _script_json(value: Any) -> str:
 
 def _verdict(report: "Report", which: int, step: int) -> str:
     verdict, name = report.verdict, _escape(report.name)
-    symbol, outcome = OUTCOMES[verdict.outcome]
+    symbol, outcome = TEXTS["outcomes"][verdict.outcome]
     rows = {}
     if verdict.mechanism:
-        meaning = MECHANISMS.get(verdict.mechanism)
-        title = f"<b>{_escape(verdict.mechanism.capitalize())}</b>"
-        rows["What goes wrong"] = f"{title}: {meaning}" if meaning else title
+        meaning = TEXTS["mechanisms"][verdict.mechanism]
+        rows["What goes wrong"] = f"<b>{verdict.mechanism.capitalize()}</b>: {meaning}"
     if verdict.layer:
         index, layer = _index(report).get(verdict.layer), _escape(verdict.layer)
         rows["Where"] = f'<span class="name">{layer}</span>'
@@ -188,7 +125,7 @@ def _numbers(reports: Sequence["Report"]) -> str:
         return ""
     head = "".join(f'<th scope="col">{_escape(report.name)}</th>' for report in reports)
     rows = "".join(
-        f'<tr><th scope="row">{_escape(NUMBERS.get(name, name.replace("_", " ")))}</th>'
+        f'<tr><th scope="row">{_escape(TEXTS["numbers"].get(name, name.replace("_", " ")))}</th>'
         + "".join(f"<td>{_number(report.measured.numbers.get(name, math.nan))}</td>" for report in reports)
         + "</tr>"
         for name in names
@@ -218,10 +155,10 @@ def _notes(reports: Sequence["Report"], step: int) -> str:
 # ---------------------------------------------------------------- data for page.js
 
 
-def measures(reports: Sequence["Report"]) -> dict[str, None]:
+def measures(reports: Sequence["Report"]) -> list[str]:
     """The names of all measures with a value at some layer of some model, in order."""
     found = (series for report in reports for series in report.measured.series.values())
-    return {series.name: None for series in found if series.layers}
+    return list(dict.fromkeys(series.name for series in found if series.layers))
 
 
 def _index(report: "Report") -> dict[str, int]:
@@ -233,15 +170,13 @@ def _data(reports: Sequence["Report"], step: int) -> dict[str, Any]:
     """Everything that page.js needs. Series refer to layers by number."""
     left = measures(reports)
     all_series = {name: series for report in reversed(reports) for name, series in report.measured.series.items()}
-    about = [field.name for field in fields(Measure)]
     groups = []
-    for group in (*GROUPS, OTHERS):
-        names = [name for name in group.measures.split() or tuple(left) if name in left]
-        for name in names:
-            del left[name]
+    for group in TEXTS["groups"]:
+        names = [name for name in group.get("measures", list(left)) if name in left]
+        left = [name for name in left if name not in names]
         if names:
-            plots = [{key: getattr(all_series[name], key) for key in about} for name in names]
-            groups.append({"title": group.title, "text": group.text, "plots": plots})
+            plots = [{each.name: getattr(all_series[name], each.name) for each in fields(Measure)} for name in names]
+            groups.append({"title": group["title"], "text": group["text"], "plots": plots})
     return {"networks": [_model(report, step) for report in reports], "groups": groups}
 
 

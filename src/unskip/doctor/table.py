@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from unskip.doctor.page import OUTCOMES, measures
+from unskip.doctor.page import TEXTS, measures
 from unskip.measures import Series
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def verdict_lines(report: "Report") -> Group:
     """The verdict for a terminal: outcome, summary, remedies."""
     verdict = report.verdict
     head = Text.assemble(
-        (" ".join(OUTCOMES[verdict.outcome]), f"bold {STYLES[verdict.outcome]}"), "  ", (report.name, "bold"),
+        (" ".join(TEXTS["outcomes"][verdict.outcome]), f"bold {STYLES[verdict.outcome]}"), "  ", (report.name, "bold"),
         (f"  (confidence: {100 * verdict.confidence:.0f} %)", "dim"),
     )  # fmt: skip
     lines = [Text(verdict.summary), *(Text(f"- {remedy}") for remedy in verdict.remedies)]

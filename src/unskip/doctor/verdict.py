@@ -1,21 +1,15 @@
 """The verdict: whether a model will train, and if not, in which layer it goes wrong, by what mechanism, and what helps.
 
-Five rules, one per mechanism. Each compares one quantity of the untrained model with a limit:
-
-- dissipating: the noise-to-signal ratio at the last hidden layer is too large (Zhang et al. 2024, section 3.1).
-- singularity: (1 - cosine_similarity) √recovery there, the difference between inputs, is too small
-  (Oyedotun et al. 2020, V.B). If positions are averaged, the layer before that counts.
-- exploding gradient: Polyak's step, loss / |gradient|², a suitable learning rate, is too small (Hu, 2).
-- vanishing gradient: gradient over weight, in the first tenth of the trunk's layers, is too small.
-- saturation: too many outputs of an activation are large and pass no gradient back (Oyedotun et al. 2020, V.A).
-
-`severity` puts all five on one scale: 0 at the limit, 1 where the slack ends, negative if healthy. The most severe rule
-decides. Limits and slacks were set on 34 small networks trained on digits with SGD (benchmarks/verdict). They say
-nothing about how good a network that trains will be.
+Five rules, one function each, compare one quantity of the untrained model with a limit. `severity` puts all five on
+one scale: 0 at the limit, 1 where the slack ends, negative if healthy. The most severe rule decides. Limits and slacks
+were set on 34 small networks trained on digits with SGD (benchmarks/verdict). They say nothing about how good a network
+that trains will be.
 """
 
 import math
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from statistics import geometric_mean
 from typing import Literal
 
 from unskip.measures import Measured
@@ -71,7 +65,7 @@ RELATIVE_GRADIENT = Limit("vanishing gradient", at=6e-3, slack=0.7)
 SATURATION = Limit("saturation", at=0.8, slack=1.15)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Symptom:
     """The result of one rule."""
 
@@ -79,7 +73,6 @@ class Symptom:
     value: float
     layer: str | None
     problem: str  # what happens in the model, as a clause that follows the outcome
-    healthy: str = ""  # the same for a model in which it does not happen
 
     @property
     def mechanism(self) -> Mechanism:
@@ -125,19 +118,22 @@ def apply_rules(measured: Measured) -> Verdict:
             if last_layer_is_zero(measured):
                 hint = "Its last layer starts at zero and hides all other gradients: measure it again after an update."
             return doubtful(f"No problem was found, but the {what} could not be followed through this network.", hint)
-    healthy = f"{symptoms['dissipating'].healthy}, and {symptoms['exploding gradient'].healthy}"
+    ratio, step = symptoms["dissipating"].value, min(symptoms["exploding gradient"].value, 1.0)
     return Verdict(
         outcome="trains",
-        summary=f"This network should train: {healthy}.",
+        summary=f"This network should train: its last hidden layer still tells inputs apart (noise-to-signal ratio "
+        f"{ratio:.2g}), and its gradients allow learning rates of up to about {step:.1g}.",
         confidence=confidence(worst.severity, measured),
     )
 
 
 def doubtful(summary: str, hint: str) -> Verdict:
+    """A verdict for want of measures."""
     return Verdict(outcome="doubtful", summary=f"{summary} {hint}", remedies=(hint,), confidence=0.5)
 
 
 def confidence(severity: float, measured: Measured) -> float:
+    """From the distance to the nearest limit."""
     limit = MAX_CONFIDENCE_LARGE if has_large_images(measured) else MAX_CONFIDENCE
     return min(limit, 1 / (1 + math.exp(-STEEPNESS * min(abs(severity), 50.0))))
 
@@ -154,17 +150,16 @@ def cause(worst: Symptom, symptoms: dict[Mechanism, Symptom], measured: Measured
     - If small differences grow until the input is lost, gradients explode as well: the lost input is the cause.
     - Either may be caused by saturated activations.
     """
-    named = worst
     vanishing, lost = symptoms.get("vanishing gradient"), symptoms.get("dissipating")
     saturated = symptoms.get("saturation")
-    if named.mechanism == "singularity" and vanishing is not None and vanishing.severity > VANISHED:
-        named = vanishing
-    if named.mechanism == "exploding gradient" and lost is not None and lost.severity > 0:
-        named = lost
-    if saturated is not None and saturated.value > PARTLY_SATURATED and named.mechanism != "singularity":
+    if worst.mechanism == "singularity" and vanishing is not None and vanishing.severity > VANISHED:
+        worst = vanishing
+    if worst.mechanism == "exploding gradient" and lost is not None and lost.severity > 0:
+        worst = lost
+    if saturated is not None and saturated.value > PARTLY_SATURATED and worst.mechanism != "singularity":
         fractions = saturated_fractions(measured)
-        named = replace(saturated, layer=next(name for name, value in fractions.items() if value > PARTLY_SATURATED))
-    return named
+        worst = replace(saturated, layer=next(name for name, value in fractions.items() if value > PARTLY_SATURATED))
+    return worst
 
 
 def unhealthy(symptom: Symptom, severity: float, symptoms: dict[Mechanism, Symptom], measured: Measured) -> Verdict:
@@ -223,7 +218,7 @@ def not_finite(measured: Measured) -> Verdict | None:
     layer = first_not_finite(by_layer(measured, "activation_variance"))
     if layer is None and math.isfinite(measured.numbers.get("loss", 0.0)):
         return None
-    symptom = Symptom(limit=STEP, value=0.0, layer=layer, problem="the values are not finite")
+    symptom = Symptom(STEP, 0.0, layer, "the values are not finite")
     bad = first_not_finite(by_layer(measured, "weight_deviation"))
     cures = remedies(symptom, measured)
     if bad is not None:
@@ -243,33 +238,29 @@ def not_finite(measured: Measured) -> Verdict | None:
 
 
 def dissipating(measured: Measured) -> Symptom | None:
-    """The input is lost: noise of 1 % moves a hidden layer as far as another input would."""
+    """The noise-to-signal ratio at the last hidden layer: 1 % of noise counts as much as another input.
+
+    Zhang et al. 2024, section 3.1.
+    """
     value = measured.numbers.get("input_dissipation", math.nan)
     if not math.isfinite(value):
         return None
-    return Symptom(
-        limit=NOISE_TO_SIGNAL,
-        value=value,
-        layer=first_beyond(NOISE_TO_SIGNAL, hidden(by_layer(measured, "noise_to_signal"))),
-        problem=f"1 % of noise moves an input {value:.2f} times as far as the distance to another input, so the input "
-        "is lost",
-        healthy=f"its last hidden layer still tells inputs apart (noise-to-signal ratio {value:.2g})",
-    )
+    layer = first_beyond(NOISE_TO_SIGNAL, hidden(by_layer(measured, "noise_to_signal")))
+    problem = f"1 % of noise moves an input {value:.2f} times as far as another input is away, so the input is lost"
+    return Symptom(NOISE_TO_SIGNAL, value, layer, problem)
 
 
 def singularity(measured: Measured) -> Symptom | None:
-    """All inputs look alike: only a small part of a layer's output depends on the input."""
+    """The part of the last hidden layer's output, before global pooling, that depends on the input is too small.
+
+    Oyedotun et al. 2020, section V.B.
+    """
     series = before_pooling(hidden(differences(measured)), measured)
     value = list(series.values())[-1] if series else math.nan
     if not math.isfinite(value):
         return None
-    return Symptom(
-        limit=DIFFERENCE,
-        value=value,
-        layer=first_beyond(DIFFERENCE, series),
-        problem=f"all inputs look alike: only a fraction of {value:.1g} of the signal tells them apart",
-        healthy=f"inputs differ by {value:.2g} of the signal",
-    )
+    problem = f"all inputs look alike: only a fraction of {value:.1g} of the signal tells them apart"
+    return Symptom(DIFFERENCE, value, first_beyond(DIFFERENCE, series), problem)
 
 
 def differences(measured: Measured) -> dict[str, float]:
@@ -282,26 +273,17 @@ def differences(measured: Measured) -> dict[str, float]:
 
 
 def exploding(measured: Measured) -> Symptom | None:
-    """Gradients so large that only very small learning rates are stable: Polyak's step, loss / |g|²."""
+    """Polyak's step, loss / |g|², is small: only very small learning rates are stable (Hu, section 2)."""
     norms = finite(by_layer(measured, "gradient_norm"))
     loss = abs(measured.numbers.get("loss", math.nan))
     total = sum(norm * norm for norm in norms.values())
     if not math.isfinite(loss) or not total > 0 or last_layer_is_zero(measured):
         return None
+    squares = accumulate(norm * norm for norm in reversed(norms.values()))  # from the last layer back to each one
+    steps = zip(reversed(norms), squares, strict=True)
+    layer = next((name for name, square in steps if square > 0 and STEP.exceeded(loss / square)), None)
     step = loss / total
-    so_far, layer = 0.0, None
-    for name in reversed(norms):
-        so_far += norms[name] ** 2
-        if STEP.exceeded(loss / so_far):
-            layer = name
-            break
-    return Symptom(
-        limit=STEP,
-        value=step,
-        layer=layer,
-        problem=f"gradients are so large that learning rates above about {step:.0e} are unstable",
-        healthy=f"its gradients allow learning rates of up to about {min(step, 1.0):.1g}",
-    )
+    return Symptom(STEP, step, layer, f"gradients are so large that learning rates above about {step:.0e} are unstable")
 
 
 def vanishing(measured: Measured) -> Symptom | None:
@@ -315,14 +297,11 @@ def vanishing(measured: Measured) -> Symptom | None:
     sizes = {name: size for name, size in sizes.items() if name in trunk} or sizes
     if not sizes or last_layer_is_zero(measured):
         return None
-    value = geometric_mean(list(sizes.values())[: max(1, len(sizes) // 10)])
-    return Symptom(
-        limit=RELATIVE_GRADIENT,
-        value=value,
-        layer=next((name for name in reversed(sizes) if RELATIVE_GRADIENT.exceeded(sizes[name])), None),
-        problem=f"gradients are too small to change the weights ({value:.0e} of their size)",
-        healthy=f"gradients reach the first layers ({value:.1g} of the weights' size)",
-    )
+    first = list(sizes.values())[: max(1, len(sizes) // 10)]
+    value = geometric_mean(first) if min(first) > 0 else 0.0
+    layer = next((name for name in reversed(sizes) if RELATIVE_GRADIENT.exceeded(sizes[name])), None)
+    problem = f"gradients are too small to change the weights ({value:.0e} of their size)"
+    return Symptom(RELATIVE_GRADIENT, value, layer, problem)
 
 
 def last_layer_is_zero(measured: Measured) -> bool:
@@ -332,18 +311,14 @@ def last_layer_is_zero(measured: Measured) -> bool:
 
 
 def saturation(measured: Measured) -> Symptom | None:
-    """Saturated activations: outputs that are large and pass no gradient back."""
+    """Outputs of an activation that are large and pass no gradient back (Oyedotun et al. 2020, section V.A)."""
     fractions = saturated_fractions(measured)
     if not fractions:
         return None
     value = max(fractions.values())
-    return Symptom(
-        limit=SATURATION,
-        value=value,
-        layer=next((name for name, fraction in fractions.items() if SATURATION.exceeded(fraction)), None),
-        problem=f"{value:.0%} of the outputs are saturated and pass no gradient back",
-        healthy="no activation is saturated",
-    )
+    layer = next((name for name, fraction in fractions.items() if SATURATION.exceeded(fraction)), None)
+    problem = f"{value:.0%} of the outputs are saturated and pass no gradient back"
+    return Symptom(SATURATION, value, layer, problem)
 
 
 def saturated_fractions(measured: Measured) -> dict[str, float]:
@@ -362,35 +337,34 @@ def saturated_fractions(measured: Measured) -> dict[str, float]:
 def remedies(symptom: Symptom, measured: Measured) -> tuple[str, ...]:
     """What helps against a mechanism in this model, the most likely first."""
     kinds = {layer.kind for layer in measured.layers}
-    norm = () if "norm" in kinds else ("Add a BatchNorm or LayerNorm before each activation.",)
+    norm = [] if "norm" in kinds else ["Add a BatchNorm or LayerNorm before each activation."]
     skips = "Keep or add a skip connection every two layers."
-    tied = ("Initialise each pair of layers as a matrix and its transpose, as unskip's seqnet_mlp does.",)
+    tied = ["Initialise each pair of layers as a matrix and its transpose, as unskip's seqnet_mlp does."]
     sizes = "N(0, 2/fan_in) before a ReLU or GELU, orthogonal before a tanh"
     convolutional = "conv" in kinds  # plainify rebuilds convolutional models
-    if symptom.mechanism == "saturation":
-        return ("Initialise the weights smaller, so that the activations are not saturated.", *norm, skips)
-    if symptom.mechanism == "dissipating":
-        return (*(plainify_remedies("pnnh", "seq") if convolutional else tied), *norm, skips)
-    if symptom.mechanism == "singularity":
-        leaky = "Use a leaky ReLU with slope 0.3: negative outputs keep units and inputs distinct."
-        return (*norm, leaky, *(plainify_remedies("pnnh") if convolutional else tied), skips)
-    if symptom.mechanism == "exploding gradient":
-        smaller = (f"Initialise the weights smaller: {sizes}.",) if norm else ()
-        lower = (f"Train with a learning rate below {symptom.value:.0e}.",) if 1e-5 < symptom.value < 1 else ()
-        return (*norm, *smaller, *(plainify_remedies("seq", "pnnh") if convolutional else ()), *lower, skips)
-    adaptive = "Train it with AdamW, whose steps do not shrink with the gradient."
-    larger = f"Initialise the weights larger: {sizes}."
-    return (*((larger, *norm, adaptive) if norm else (adaptive, larger)), skips)
+    match symptom.mechanism:
+        case "saturation":
+            cures = ["Initialise the weights smaller, so that the activations are not saturated.", *norm]
+        case "dissipating":
+            cures = [*(plainify_remedies("pnnh", "seq") if convolutional else tied), *norm]
+        case "singularity":
+            leaky = "Use a leaky ReLU with slope 0.3: negative outputs keep units and inputs distinct."
+            cures = [*norm, leaky, *(plainify_remedies("pnnh") if convolutional else tied)]
+        case "exploding gradient":
+            smaller = [f"Initialise the weights smaller: {sizes}."] if norm else []
+            lower = [f"Train with a learning rate below {symptom.value:.0e}."] if 1e-5 < symptom.value < 1 else []
+            cures = [*norm, *smaller, *(plainify_remedies("seq", "pnnh") if convolutional else []), *lower]
+        case "vanishing gradient":
+            adaptive = "Train it with AdamW, whose steps do not shrink with the gradient."
+            larger = f"Initialise the weights larger: {sizes}."
+            cures = [larger, *norm, adaptive] if norm else [adaptive, larger]
+    return (*cures, skips)
 
 
-def plainify_remedies(*methods: str) -> tuple[str, ...]:
+def plainify_remedies(*methods: str) -> list[str]:
     """Remedies that rebuild the model with each of the methods that are registered."""
-    known = method_names()
-    return tuple(
-        f"Rebuild it from its residual form with unskip.plainify(model, method={method!r})."
-        for method in methods
-        if method in known
-    )
+    known = [method for method in methods if method in method_names()]
+    return [f"Rebuild it from its residual form with unskip.plainify(model, method={method!r})." for method in known]
 
 
 # ---------------------------------------------------------------- series
@@ -435,7 +409,3 @@ def first_beyond(limit: Limit, values: dict[str, float]) -> str | None:
             break
         first = name
     return first
-
-
-def geometric_mean(values: list[float]) -> float:
-    return 0.0 if min(values) <= 0 else math.exp(sum(map(math.log, values)) / len(values))

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,29 +13,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from unskip._core.errors import reason
 from unskip.measures.blocks import Block, blocks_of
 from unskip.measures.probe import Family, Layer, Probe
-from unskip.measures.series import Findings, Measure, Series
+from unskip.measures.series import Estimate, Findings, mean_with_error, measures_of
 
 MAX_SAMPLES = 16  # of the batch, for Jacobians
 PROBES = 4  # random directions of Hutchinson's estimate
 MAX_EXACT = 128  # entries of an input up to which its Jacobian is computed exactly
-
-LAYER = Measure(
-    name="layer_cushion",
-    title="Noise stability of each layer",
-    label="layer cushion μ, mean over inputs",
-    log=True,
-    healthy="Higher is more stable: noise in the weights changes the output less. Compare networks layer by layer.",
-    source="Yu and Tomasi 2019, section 5",
-)
-INTERLAYER = Measure(
-    name="interlayer_cushion",
-    title="Noise stability of each block",
-    label="interlayer cushion μ_ij, mean over inputs",
-    log=True,
-    healthy="At 1 and above, a block passes on its input better than noise. With BatchNorm in training mode it is 0 "
-    "for plain blocks by construction, because scaling their input changes nothing.",
-    source="Yu and Tomasi 2019, section 5",
-)
 
 
 def layer_cushion(weight: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -49,38 +31,27 @@ def layer_cushion(weight: Tensor, x: Tensor, y: Tensor) -> Tensor:
         x: input of the layer, (B, ...).
         y: A x, its output without bias, (B, ...).
     """
-    sizes = x.flatten(1).double().norm(dim=1) * weight.double().norm()
-    return y.flatten(1).double().norm(dim=1) / sizes
+    norm = torch.linalg.vector_norm
+    mu: Tensor = norm(y.flatten(1).double(), dim=1) / norm(x.flatten(1).double(), dim=1) / norm(weight.double())
+    return mu
 
 
-class Estimate(NamedTuple):
-    value: float
-    error: float
-
-
-def mean_with_error(values: Tensor) -> Estimate:
-    """The mean of the finite values and its standard error."""
-    values = values[values.isfinite()]
-    if len(values) == 0:
-        return Estimate(math.nan, math.nan)
-    error = (values.std() / math.sqrt(len(values))).item() if len(values) > 1 else math.nan
-    return Estimate(values.mean().item(), error)
-
-
-def forward(layer: Layer, x: Tensor | None, y: Tensor) -> Estimate | None:
-    weight = layer.weight
-    if weight is None:
+def forward(layer: Layer, x: Tensor | None, y: Tensor) -> dict[str, Estimate] | None:
+    if layer.weight is None:
         return None
-    bias = layer.module.bias
+    bias = getattr(layer.module, "bias", None)
     if isinstance(bias, Tensor):
         y = y - (bias.detach() if layer.unit_axis == -1 else bias.detach().view(-1, *[1] * (y.ndim - 2)))
     inputs, outputs = layer.by_sample(x), layer.by_sample(y)
-    return None if inputs is None or outputs is None else mean_with_error(layer_cushion(weight, inputs, outputs))
+    if inputs is None or outputs is None:
+        return None
+    return {"layer_cushion": mean_with_error(layer_cushion(layer.weight, inputs, outputs))}
 
 
 def jvp(function: Callable[[Tensor], Any], x: Tensor, v: Tensor, seed: int) -> Tensor:
     """J v, the derivative of `function` at x in the direction v, by forward-mode differentiation."""
     devices = [x.device] if x.is_cuda else []
+    dual: Any = forward_ad  # whose functions PyTorch leaves untyped
     with (
         torch.random.fork_rng(devices),
         torch.no_grad(),
@@ -92,10 +63,10 @@ def jvp(function: Callable[[Tensor], Any], x: Tensor, v: Tensor, seed: int) -> T
         warnings.simplefilter("ignore", FutureWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.manual_seed(seed)  # the same dropout in every direction
-        y = function(forward_ad.make_dual(x.clone(), v))
+        y = function(dual.make_dual(x.clone(), v))
         if not isinstance(y, Tensor):
             raise TypeError(f"it returns {type(y).__name__}")
-        tangent = forward_ad.unpack_dual(y).tangent
+        tangent: Tensor | None = dual.unpack_dual(y).tangent
         return torch.zeros_like(y) if tangent is None else tangent
 
 
@@ -152,16 +123,16 @@ def couples_samples(block: Block) -> bool:
     )
 
 
-def interlayer(probe: Probe) -> tuple[dict[Block, Estimate], tuple[str, ...]]:
-    """The interlayer cushion of every block, from its input to its output, on a few samples; and notes."""
-    found: dict[Block, Estimate] = {}
+def report(probe: Probe) -> Findings:
+    """The interlayer cushion of every block, from its input to its output, on a few samples."""
     missing: dict[str, str] = {}  # name of the block: reason
     blocks = {block.name: block for block in blocks_of(probe.model)}
+    left = dict(blocks)  # those that have not run yet
     samples = min(MAX_SAMPLES, probe.samples)
 
-    def on_entry(path: str, args: tuple, kwargs: dict) -> None:
-        block = blocks.get(path)
-        if block is None or block in found or path in missing:
+    def on_entry(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        block = left.pop(path, None)
+        if block is None:
             return
         x = args[0] if args else None
         if not isinstance(x, Tensor) or not x.is_floating_point() or len(args) > 1 or x.shape[0] != samples:
@@ -172,42 +143,28 @@ def interlayer(probe: Probe) -> tuple[dict[Block, Estimate], tuple[str, ...]]:
         except (RuntimeError, TypeError) as error:
             missing[path] = reason(error)
             return
-        value, error_of_mean = mean_with_error(cushion)
+        mean = mean_with_error(cushion)
         estimated = spread[spread.isfinite()].square().sum().sqrt().item() / max(len(cushion), 1)
-        found[block] = Estimate(value, math.hypot(0 if math.isnan(error_of_mean) else error_of_mean, estimated))
+        end = last_layer(block, probe)
+        if end is not None:
+            error_of_mean = 0.0 if math.isnan(mean.error) else mean.error
+            end.values["interlayer_cushion"] = Estimate(mean.value, math.hypot(error_of_mean, estimated))
 
     with torch.no_grad():
         probe.rerun(arguments=probe.first_samples(samples), on_entry=on_entry)
     if not missing:
-        return found, ()
+        return Findings()
     name, why = next(iter(missing.items()))
-    return found, (
-        f"The interlayer cushion is not measured for {len(missing)} of {len(blocks)} blocks; for {name!r} because "
-        f"{why}.",
-    )
+    count = f"{len(missing)} of {len(blocks)} blocks"
+    return Findings(notes=(f"The interlayer cushion is not measured for {count}; for {name!r} because {why}.",))
 
 
-def last_layer(block: Block, probe: Probe) -> str:
-    """The name of the layer that computes a block's output."""
-    paths = [path for path, module in probe.model.named_modules() if module in block.modules]
-    inside = [
-        layer
-        for layer in probe.layers
-        if any(layer.path == path or layer.path.startswith(f"{path}.") for path in paths)
-    ]
+def last_layer(block: Block, probe: Probe) -> Layer | None:
+    """The layer that computes a block's output."""
+    paths = tuple(f"{path}." for path, module in probe.model.named_modules() if module in block.modules)
+    inside = [layer for layer in probe.layers if f"{layer.path}.".startswith(paths)]
     # A coder that later blocks share runs under the name of the first, but never in the trunk.
-    return next((layer.name for layer in reversed(inside) if layer.trunk), inside[-1].name if inside else block.name)
+    return next((layer for layer in reversed(inside) if layer.trunk), inside[-1] if inside else None)
 
 
-def report(probe: Probe) -> Findings:
-    layers = probe.stats("cushion")
-    blocks, notes = interlayer(probe)
-    ends = {last_layer(block, probe): estimate for block, estimate in blocks.items()}
-    series = [
-        Series.of(measure, found, [each.value for each in found.values()], [each.error for each in found.values()])
-        for measure, found in ((LAYER, layers), (INTERLAYER, ends))
-    ]
-    return Findings(series=tuple(series), notes=notes)
-
-
-FAMILY = Family(name="cushion", report=report, forward=forward)
+FAMILY = Family(name="cushion", measures=measures_of("cushion"), forward=forward, report=report)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unskip.measures.probe import Family, Layer, Probe
-from unskip.measures.series import Findings, Measure, Series
+from unskip.measures.series import Findings, measures_of
 
 NOISE = 0.01  # standard deviation of the noise, as a fraction of the input's
 SKETCH = 512  # numbers kept per sample and layer
@@ -18,30 +18,6 @@ MAX_SAMPLES = 256  # for distances and regressions
 MIN_SAMPLES = 16  # for recovery
 BANDWIDTHS = (1.0, 4.0)  # of the kernel, in median distances; the wide one is close to a linear regression
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # in units of the kernel's diagonal
-
-
-NOISE_TO_SIGNAL = Measure(
-    name="noise_to_signal",
-    title="Noise-to-signal ratio",
-    label="distance to a noisy copy over distance to another input",
-    log=True,
-    healthy="Well below 0.3 up to the last layer. At 1, 1 % of noise counts as much as another input: it is lost.",
-    source="Zhang et al. 2024, section 3.1 (weight-free form of Figure 1)",
-)
-RECOVERY = Measure(
-    name="recovery",
-    title="How much of the input can be recovered from a layer",
-    label="R² of the downscaled input, predicted from the layer",
-    healthy="A slow decline from the value for the input itself. Near 0, the layer has lost the input.",
-    source="Zhang et al. 2024, section 3.1 (weight-free form of Figure 1)",
-)
-SIMILARITY = Measure(
-    name="cosine_similarity",
-    title="How similar all inputs look",
-    label="mean cosine similarity of two inputs",
-    healthy="Well below 1. At 1, the layer returns the same for every input, up to scale.",
-    source="Oyedotun et al. 2020, section V.B",
-)
 
 
 def noise_to_signal(clean: Tensor, noisy: Tensor) -> float:
@@ -144,9 +120,9 @@ def sketch(x: Tensor, seed: int, size: int = SKETCH) -> Tensor:
     return padded.view(samples, -1, size).sum(1).float()
 
 
-def forward(layer: Layer, x: Tensor | None, y: Tensor) -> Tensor | None:
+def forward(layer: Layer, x: Tensor | None, y: Tensor) -> dict[str, Tensor | None]:
     flat = layer.by_sample(y)
-    return None if flat is None or layer.samples < 2 else sketch(flat[:MAX_SAMPLES], seed=0)
+    return {"sketch": None if flat is None or layer.samples < 2 else sketch(flat[:MAX_SAMPLES], seed=0)}
 
 
 def noisy_outputs(probe: Probe) -> dict[Layer, Tensor | None]:
@@ -160,7 +136,7 @@ def noisy_outputs(probe: Probe) -> dict[Layer, Tensor | None]:
 
     def on_layer(layer: Layer, x: Tensor | None, y: Tensor) -> Tensor | None:
         changed = perturbed(y) if probe.input is None and layer is probe.layers[0] else None
-        found[layer] = forward(layer, x, y if changed is None else changed) if layer.trunk else None
+        found[layer] = forward(layer, x, y if changed is None else changed)["sketch"] if layer.trunk else None
         return changed
 
     with torch.no_grad():
@@ -169,8 +145,7 @@ def noisy_outputs(probe: Probe) -> dict[Layer, Tensor | None]:
 
 
 def report(probe: Probe) -> Findings:
-    trunk = [layer for layer in probe.layers if layer.trunk]
-    clean, notes = probe.stats("dissipation"), []
+    notes = []
     noisy: dict[Layer, Tensor | None] = {}
     if probe.samples < 2:
         notes.append("The batch has one sample. Comparing inputs needs at least two.")
@@ -191,21 +166,23 @@ def report(probe: Probe) -> Findings:
                 f"Even from the inputs themselves, only R² = {possible:.2f} can be recovered with {len(targets)} "
                 "samples. Recovery says little here: there are too few samples, or they are too close to noise."
             )
-    ratio, similarity, recovered = [], [], []
+    trunk = [layer for layer in probe.layers if layer.trunk]
     for layer in trunk:
-        before, after = clean.get(layer), noisy.get(layer)
-        ratio.append(math.nan if before is None or after is None else noise_to_signal(before, after))
-        similarity.append(math.nan if before is None else cosine_similarity(before))
-        recovered.append(math.nan if before is None or targets is None else recovery(before, targets))
-    values = {NOISE_TO_SIGNAL: ratio, RECOVERY: recovered, SIMILARITY: similarity}
+        before, after = layer.values.get("sketch"), noisy.get(layer)
+        layer.values |= {
+            "noise_to_signal": math.nan if before is None or after is None else noise_to_signal(before, after),
+            "recovery": math.nan if before is None or targets is None else recovery(before, targets),
+            "cosine_similarity": math.nan if before is None else cosine_similarity(before),
+        }
     # The last layer is the classifier, which may discard information, so the layer before it counts.
-    names = ("input_dissipation", "recovery", "cosine_similarity")
-    last_hidden = {name: (found[-2:] or [math.nan])[0] for name, found in zip(names, values.values(), strict=True)}
-    return Findings(
-        series=tuple(Series.of(measure, trunk, found) for measure, found in values.items()),
-        numbers=last_hidden | {"recovery_possible": possible},
-        notes=tuple(notes),
-    )
+    last_hidden = trunk[-2:][0].values if trunk else {}
+    numbers = {
+        "input_dissipation": last_hidden.get("noise_to_signal", math.nan),
+        "recovery": last_hidden.get("recovery", math.nan),
+        "cosine_similarity": last_hidden.get("cosine_similarity", math.nan),
+        "recovery_possible": possible,
+    }
+    return Findings(numbers=numbers, notes=tuple(notes))
 
 
-FAMILY = Family(name="dissipation", report=report, forward=forward)
+FAMILY = Family(name="dissipation", measures=measures_of("dissipation"), forward=forward, report=report)

@@ -10,19 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unskip.measures.probe import Family, Layer, Probe
-from unskip.measures.series import Findings, Measure, Series
+from unskip.measures.series import Findings, mean_with_error, measures_of
 
 SAMPLES = 8  # of the batch
 MAX_SIDE = 64  # pixels of the images that are compared
 CALL_SIZE = 256  # images per call, because each call loads VGG-16 again
-
-DISSIMILARITY = Measure(
-    name="dists",
-    title="Does the layer still look like the input?",
-    label="DISTS between the layer, as an image, and the input",
-    healthy="Below the value for noise (the number dists_noise) up to the last layer.",
-    source="Zhang et al. 2024, section 1, Figure 1",
-)
 
 
 def as_image(x: Tensor, axis: int, size: tuple[int, int]) -> Tensor:
@@ -47,22 +39,21 @@ def dissimilarity(images: Tensor, inputs: Tensor) -> Tensor:
 
     parts = [
         torch.as_tensor(deep_image_structure_and_texture_similarity(left, right)).detach().reshape(-1)
-        for left, right in zip(images.split(CALL_SIZE), inputs.split(CALL_SIZE), strict=True)
+        for left, right in zip(torch.split(images, CALL_SIZE), torch.split(inputs, CALL_SIZE), strict=True)
     ]
     return torch.cat(parts)
 
 
-def forward(layer: Layer, x: Tensor | None, y: Tensor) -> Tensor | None:
+def forward(layer: Layer, x: Tensor | None, y: Tensor) -> dict[str, Tensor] | None:
     if y.ndim != 4 or layer.sample_axis != 0 or min(y.movedim(layer.unit_axis, 1).shape[2:]) < 2:
         return None
-    return as_image(y[:SAMPLES], layer.unit_axis, (MAX_SIDE, MAX_SIDE))[:, :1]
+    return {"image": as_image(y[:SAMPLES], layer.unit_axis, (MAX_SIDE, MAX_SIDE))[:, :1]}
 
 
 def report(probe: Probe) -> Findings:
-    nothing = (Series.of(DISSIMILARITY, (), ()),)
-    layers = {layer: image for layer, image in probe.stats("dists").items() if layer.trunk}
+    layers = {layer: image for layer, image in probe.values("image").items() if layer.trunk}
     if probe.input is None or probe.input.ndim != 4 or not layers:
-        return Findings(series=nothing, notes=("DISTS is not measured: the input or the layers are not images.",))
+        return Findings(notes=("DISTS is not measured: the input or the layers are not images.",))
     size = image_size(probe.input)
     inputs = as_image(probe.input[:SAMPLES], 1, size)
     noise = torch.rand(inputs[:, :1].shape, generator=torch.Generator().manual_seed(probe.seed)).to(inputs)
@@ -71,14 +62,12 @@ def report(probe: Probe) -> Findings:
     try:
         scores = dissimilarity(torch.cat(images), inputs.repeat(len(images), 1, 1, 1)).view(len(images), -1)
     except (ImportError, OSError, RuntimeError) as error:
-        reason = " ".join(str(error).split()).rstrip(".")
-        return Findings(
-            series=nothing,
-            notes=(f"DISTS is not measured, because torchmetrics or the VGG-16 weights are missing: {reason}.",),
-        )
-    *values, level = scores.mean(1).tolist()
-    errors = (scores.std(1) / len(inputs) ** 0.5).tolist()[:-1] if len(inputs) > 1 else None
-    return Findings(series=(Series.of(DISSIMILARITY, layers, values, errors),), numbers={"dists_noise": level})
+        why = " ".join(str(error).split()).rstrip(".")
+        note = f"DISTS is not measured, because torchmetrics or the VGG-16 weights are missing: {why}."
+        return Findings(notes=(note,))
+    for layer, score in zip(layers, scores, strict=False):  # the last score is that of noise
+        layer.values["dists"] = mean_with_error(score)
+    return Findings(numbers={"dists_noise": scores[-1].mean().item()})
 
 
-FAMILY = Family(name="dists", report=report, forward=forward)
+FAMILY = Family(name="dists", measures=measures_of("dists"), forward=forward, report=report)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, variance
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,19 +15,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from unskip.measures.losses import loss_of
 from unskip.measures.probe import Family, Layer, Probe
-from unskip.measures.series import Findings, Measure, Series
+from unskip.measures.series import Estimate, Findings, measures_of
 
 SAMPLES = 4  # of the batch
 MAX_BANDS = 4  # of channels
 CHANNELS = 8  # drawn from every band; each takes a backward pass
-
-DOMINANCE = Measure(
-    name="dominance",
-    title="Gradients that stay on their own channel",
-    label="σ, fraction of channels with a dominant gradient flow",
-    healthy="Higher in networks with an internal path, and rising towards the output; flat in plain networks.",
-    source="Yu and Tomasi 2019, section D.4.2, Eq. 13",
-)
 
 
 def dominant(own: Tensor, rest: Tensor) -> Tensor:
@@ -63,7 +56,7 @@ def capture(probe: Probe, classifier: Layer, samples: int) -> tuple[dict[Layer, 
     edges: dict[Layer, GradientEdge] = {}
     last: Tensor | None = None
 
-    def on_entry(path: str, args: tuple, kwargs: dict) -> None:
+    def on_entry(path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal last
         if path == classifier.path and args:
             last = args[0]
@@ -89,15 +82,15 @@ def one_channel(gradient: Tensor, layer: Layer, channel: int) -> Tensor:
 
 def fractions(
     probe: Probe, classifier: Layer, *, samples: int = SAMPLES, channels: int | None = CHANNELS
-) -> tuple[list[Layer], list[float], list[float]]:
-    """σ^(l) of Eq. 13 of every activation before the classifier: layers, values and standard errors.
+) -> dict[Layer, Estimate]:
+    """σ^(l) of Eq. 13 of every activation before the classifier.
 
     r_i takes one backward pass for each channel i. `channels` are drawn from every band of channels (those that exist
     since the same stage) and weighted by the size of their band; None takes all.
     """
     edges, last, loss = capture(probe, classifier, samples)
     if last is None or last.ndim != 2 or not edges or not last.requires_grad:
-        return [], [], []
+        return {}
     (signal,) = torch.autograd.grad(loss, last, retain_graph=True)  # (B, C)
 
     def gradients(through: Tensor) -> tuple[Tensor | None, ...]:
@@ -118,14 +111,17 @@ def fractions(
                 own = one_channel(part, layer, channel)
                 rest = one_channel(everything, layer, channel) - own
                 drawn[layer].setdefault(band, []).append(dominant(own, rest).double().mean().item())
-    values, errors = [], []
-    for layer, by_band in drawn.items():
-        sizes = {band: min(widths[layer], band.stop) - band.start for band in by_band}  # channels that the layer has
-        parts = [(sizes[band] / sum(sizes.values()), sizes[band], found) for band, found in by_band.items()]
-        values.append(sum(weight * fmean(found) for weight, _, found in parts) if parts else math.nan)
-        squares = (weight**2 * squared_error(found, count) for weight, count, found in parts)
-        errors.append(math.sqrt(sum(squares)) if parts else math.nan)
-    return list(edges), values, errors
+    return {layer: weighted_mean(by_band, widths[layer]) for layer, by_band in drawn.items()}
+
+
+def weighted_mean(by_band: dict[range, list[float]], width: int) -> Estimate:
+    """The mean over a layer's `width` channels, from values of channels drawn in each band."""
+    sizes = {band: min(width, band.stop) - band.start for band in by_band}  # channels that the layer has
+    if not sizes:
+        return Estimate(math.nan, math.nan)
+    weights = {band: size / sum(sizes.values()) for band, size in sizes.items()}
+    squares = (weights[band] ** 2 * squared_error(drawn, sizes[band]) for band, drawn in by_band.items())
+    return Estimate(sum(weights[band] * fmean(drawn) for band, drawn in by_band.items()), math.sqrt(sum(squares)))
 
 
 def squared_error(values: Sequence[float], population: int) -> float:
@@ -135,19 +131,18 @@ def squared_error(values: Sequence[float], population: int) -> float:
 
 def report(probe: Probe) -> Findings:
     classifier = next((layer for layer in reversed(probe.layers) if layer.kind == "linear" and layer.call == 0), None)
-    reason = "there is no linear layer at the end"
+    why = "there is no linear layer at the end"
     if classifier is not None:
-        reason = "the last linear layer does not read one vector per sample, computed by activations"
+        why = "the last linear layer does not read one vector per sample, computed by activations"
         try:
-            layers, values, errors = fractions(probe, classifier, samples=min(SAMPLES, probe.samples))
+            found = fractions(probe, classifier, samples=min(SAMPLES, probe.samples))
         except RuntimeError as error:  # the backward pass fails, as the probe has noted already
-            layers = []
-            reason = str(error).split(". ")[0].rstrip(".")
-        if layers:
-            return Findings(series=(Series.of(DOMINANCE, layers, values, errors),))
-    return Findings(
-        series=(Series.of(DOMINANCE, (), ()),), notes=(f"Dominant gradient flow is not measured: {reason}.",)
-    )
+            found, why = {}, str(error).split(". ")[0].rstrip(".")
+        for layer, estimate in found.items():
+            layer.values["dominance"] = estimate
+        if found:
+            return Findings()
+    return Findings(notes=(f"Dominant gradient flow is not measured: {why}.",))
 
 
-FAMILY = Family(name="dominance", report=report)
+FAMILY = Family(name="dominance", measures=measures_of("dominance"), report=report)

@@ -13,53 +13,9 @@ from torch import Tensor
 
 from unskip.measures.layer_types import PARAMETRIZATIONS
 from unskip.measures.probe import Family, Layer, Probe
-from unskip.measures.series import Findings, Measure, Series
+from unskip.measures.series import Findings, measures_of
 
 BLOCKED = 0.01  # an entry that passes on less than this fraction of its gradient counts as blocked
-
-LEVEL = (
-    "Level, within about a factor of ten. A straight slope on this logarithmic axis is exponential: rising to the left "
-    "the gradient explodes, falling to the left it vanishes before it reaches the first layers."
-)
-WEIGHTS = Measure(
-    name="gradient_norm",
-    title="Gradient of each layer's weights",
-    label="norm of the gradient",
-    log=True,
-    healthy=LEVEL,
-    source="Hu, section 2, Figure 1",
-)
-RELATIVE = Measure(
-    name="relative_gradient",
-    title="Gradient relative to the weights",
-    label="norm of the gradient over norm of the weights",
-    log=True,
-    healthy="About the same in all layers, so that one learning rate suits them all.",
-    source="Hu, section 2.2",
-)
-OUTPUTS = Measure(
-    name="activation_gradient_norm",
-    title="Gradient of each layer's output",
-    label="norm of the gradient of the outputs",
-    log=True,
-    healthy=LEVEL,
-    source="Hu, section 3, Definition 3.1",
-)
-BLOCKED_GRADIENT = Measure(
-    name="gradient_blocked",
-    title="Gradient blocked by activation functions",
-    label="fraction of entries that pass on less than 1 % of their gradient",
-    healthy="About ½ for ReLU and near 0 for smooth activations. Near 1, the layer is saturated or dead.",
-    source="Oyedotun et al. 2020, section V.A",
-)
-
-
-class GradientStats(NamedTuple):
-    """Statistics of the gradients at one layer."""
-
-    norm: float  # of the gradient of the layer's output
-    rms: float
-    blocked: float  # fraction of entries whose gradient is blocked
 
 
 class Growth(NamedTuple):
@@ -89,14 +45,15 @@ def growth(norms: Sequence[float], depths: Sequence[float] | None = None) -> Gro
     return Growth(-float(slope), float(np.sqrt((residual**2).sum() / (len(k) - 2) / (spread**2).sum())))
 
 
-def backward(layer: Layer, output: Tensor, source: Tensor | None) -> GradientStats:
-    norm = torch.linalg.vector_norm(output, dtype=torch.float64).item()
-    blocked = math.nan
-    if layer.kind == "activation" and source is not None and source.shape == output.shape:
+def backward(layer: Layer, output: Tensor, source: Tensor | None) -> dict[str, float]:
+    values = {"activation_gradient_norm": torch.linalg.vector_norm(output, dtype=torch.float64).item()}
+    if layer.kind == "activation":
+        values["gradient_blocked"] = math.nan
         count = torch.count_nonzero(output).item()
-        # Entries that no gradient reaches are not blocked: the comparison with zero is false.
-        blocked = torch.count_nonzero(source.abs() < BLOCKED * output.abs()).item() / count if count else math.nan
-    return GradientStats(norm=norm, rms=norm / math.sqrt(output.numel()), blocked=blocked)
+        if count and source is not None and source.shape == output.shape:
+            # Entries that no gradient reaches are not blocked: the comparison with zero is false.
+            values["gradient_blocked"] = torch.count_nonzero(source.abs() < BLOCKED * output.abs()).item() / count
+    return values
 
 
 def weight_layers(probe: Probe) -> dict[Layer, list[str]]:
@@ -120,45 +77,40 @@ def weight_layers(probe: Probe) -> dict[Layer, list[str]]:
 def report(probe: Probe) -> Findings:
     parameters = dict(probe.model.named_parameters())
     owners = weight_layers(probe)
-    norms, relative = [], []
-    for names in owners.values():
+    for layer, names in owners.items():
         gradients = [gradient for name in names if (gradient := probe.weight_gradients.get(name)) is not None]
         complete = len(gradients) == len(names)
         norm = math.hypot(*(gradient.double().norm().item() for gradient in gradients)) if complete else math.nan
         weight = math.hypot(*(parameters[name].detach().double().norm().item() for name in names))
-        norms.append(norm)
-        relative.append(norm / weight if weight > 0 else math.nan)
-    stats = probe.stats("gradient", backward=True)
-    blocked = {layer: found.blocked for layer, found in stats.items() if layer.kind == "activation"}
+        layer.values["gradient_norm"] = norm
+        layer.values["relative_gradient"] = norm / weight if weight > 0 else math.nan
     depth, depths = 0, {}  # weight layers up to each layer
     for layer in probe.layers:
         depth += layer in owners
         depths[layer] = depth
-    trunk = {layer: found.rms for layer, found in stats.items() if layer.trunk}
-    line, back = growth(norms), growth(list(trunk.values()), [depths[layer] for layer in trunk])
+    outputs = {
+        layer: norm / math.sqrt(math.prod(layer.shape))  # root mean square
+        for layer, norm in probe.values("activation_gradient_norm").items()
+        if layer.trunk
+    }
+    norms = [layer.values["gradient_norm"] for layer in owners]
+    line, back = growth(norms), growth(list(outputs.values()), [depths[layer] for layer in outputs])
     positive = [norm for norm in norms if math.isfinite(norm) and norm > 0]
+    blocked = [value for value in probe.values("gradient_blocked").values() if not math.isnan(value)]
     frozen = sum(not parameter.requires_grad for parameter in parameters.values())
     notes = []
     if not parameters:
         notes.append("The model has no parameters, so there are no gradients of weights.")
     elif frozen:
         notes.append(f"Gradients of {frozen} of {len(parameters)} parameters are not measured: they are frozen.")
-    return Findings(
-        series=(
-            Series.of(WEIGHTS, owners, norms),
-            Series.of(RELATIVE, owners, relative),
-            Series.of(OUTPUTS, stats, [found.norm for found in stats.values()]),
-            Series.of(BLOCKED_GRADIENT, blocked, blocked.values()),
-        ),
-        numbers={
-            "gradient_growth": line.rate,
-            "gradient_growth_error": line.error,
-            "gradient_range": math.log10(max(positive) / min(positive)) if positive else math.nan,
-            "activation_gradient_growth": back.rate,
-            "gradient_blocked": max((value for value in blocked.values() if not math.isnan(value)), default=math.nan),
-        },
-        notes=tuple(notes),
-    )
+    numbers = {
+        "gradient_growth": line.rate,
+        "gradient_growth_error": line.error,
+        "gradient_range": math.log10(max(positive) / min(positive)) if positive else math.nan,
+        "activation_gradient_growth": back.rate,
+        "gradient_blocked": max(blocked, default=math.nan),
+    }
+    return Findings(numbers=numbers, notes=tuple(notes))
 
 
-FAMILY = Family(name="gradient", report=report, backward=backward)
+FAMILY = Family(name="gradient", measures=measures_of("gradient"), report=report, backward=backward)

@@ -11,20 +11,10 @@ from torch.nn.parameter import is_lazy
 from unskip._core import plugins
 from unskip._core.modules import preserved, unwrap
 from unskip._core.text import nearest
-from unskip.measures import (
-    activation,
-    cushion,
-    dissipation,
-    dists,
-    dominance,
-    gradient,
-    scaling,
-    singularity,
-    weights,
-)
+from unskip.measures import activation, cushion, dissipation, dists, dominance, gradient, scaling, singularity, weights
 from unskip.measures.losses import Loss
-from unskip.measures.probe import Family, Layer, Probe, map_tensors
-from unskip.measures.series import Findings, Measure, Measured, Series
+from unskip.measures.probe import Family, Layer, ModelFailedError, Probe, blaming, map_tensors
+from unskip.measures.series import Findings, Measure, Measured
 
 LayerFunction = Callable[[Layer, Tensor | None, Tensor], float | None]  # layer, input, output to a value or None
 M = TypeVar("M", bound=Family | LayerFunction)
@@ -79,12 +69,7 @@ def _as_family(measure: str | Family | LayerFunction) -> Family:
         healthy=" ".join(healthy.split()) or "Not documented.",
         source=getattr(measure, "__module__", ""),
     )
-
-    def report(probe: Probe) -> Findings:
-        stats = probe.stats(name)
-        return Findings(series=(Series.of(about, stats, map(float, stats.values())),))
-
-    return Family(name=name, forward=measure, report=report)
+    return Family(name=name, measures=(about,), forward=lambda layer, x, y: {name: measure(layer, x, y)})
 
 
 def measure(
@@ -117,18 +102,15 @@ def measure(
     chosen = [_as_family(family) for family in (measure_names(default=True) if families is None else families)]
     chosen = list({family.name: family for family in chosen}.values())
     model = unwrap(model)
-    if isinstance(model, torch.jit.ScriptModule):
-        raise ValueError("measure: model is scripted (torch.jit) and takes no hooks. Pass the module it was made from.")
-    if any(is_lazy(parameter) for parameter in model.parameters()):
-        raise ValueError("measure: model has lazy parameters without a shape. Run it once on a batch first.")
+    check_measurable(model)
     with torch.inference_mode(False), preserved(model), torch.compiler.set_stance("force_eager"):
         # Inference tensors take no gradients, so they are copied.
         example, targets = map_tensors((example, targets), lambda x: x.clone() if x.is_inference() else x)
         probe = Probe(model, example, targets, loss=loss, seed=seed)
         probe.collect(chosen)
-        findings = [family.report(probe) for family in chosen]
+        findings = [run_report(family, probe) for family in chosen]
     return Measured(
-        series={series.name: series for found in findings for series in found.series},
+        series={measure.name: probe.series(measure) for family in chosen for measure in family.measures},
         numbers={"loss": probe.loss} | {name: value for found in findings for name, value in found.numbers.items()},
         layers=tuple(layer.info() for layer in probe.layers),
         notes=(*probe.notes, *(note for found in findings for note in found.notes)),
@@ -136,3 +118,24 @@ def measure(
         samples=probe.samples,
         shape=None if probe.input is None else tuple(probe.input.shape),
     )
+
+
+def check_measurable(model: nn.Module) -> None:
+    """Refuses models that take no hooks or no gradients."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ValueError("measure: model is scripted (torch.jit) and takes no hooks. Pass the module it was made from.")
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise ValueError("measure: model has lazy parameters without a shape. Run it once on a batch first.")
+    if any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers())):
+        raise ValueError(
+            "measure: model was made inside torch.inference_mode, so it takes no gradients. Make it outside."
+        )
+
+
+def run_report(family: Family, probe: Probe) -> Findings:
+    """What a family finds after the pass; a note if the model does not run again, for instance on fewer samples."""
+    try:
+        with blaming(repr(family.name)):
+            return Findings() if family.report is None else family.report(probe)
+    except ModelFailedError as error:
+        return Findings(notes=(f"Not all of {family.name!r} is measured: {str(error).removeprefix('measure: ')}",))

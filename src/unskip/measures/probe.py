@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
+from torch.jit._script import RecursiveScriptModule
 from torch.utils._pytree import tree_map_only
 
+from unskip._core.errors import reason
 from unskip._core.modules import preserved
+from unskip._core.rng import own_generators_preserved
 from unskip.measures.graph import cuts, edge_of, entries
 from unskip.measures.layer_types import (
     PARAMETRIZATIONS,
@@ -26,9 +29,12 @@ from unskip.measures.layer_types import (
     unit_axis,
 )
 from unskip.measures.losses import Loss, loss_of
-from unskip.measures.series import Findings, LayerInfo
+from unskip.measures.series import Findings, LayerInfo, Measure, Series
 
+T = TypeVar("T")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of the model
+Values = Mapping[str, Any]  # of one layer, by name of measure: numbers, Estimates, or what `Family.report` reads
+OnEntry = Callable[[str, tuple[Any, ...], dict[str, Any]], None]  # path and arguments of a module
 
 
 @torch.no_grad()
@@ -79,16 +85,12 @@ class Layer:
     unit_axis: int
     trunk: bool = True
     edge: GradientEdge | None = None  # of the output, while the graph exists
-    forward_stats: dict[str, Any] = field(default_factory=dict)  # by family: the result of its `forward`
-    backward_stats: dict[str, Any] = field(default_factory=dict)  # by family: the result of its `backward`
+    values: dict[str, Any] = field(default_factory=dict)  # by name of measure
 
     @property
     def name(self) -> str:
         name = self.path or "output"
         return name if self.call == 0 else f"{name}#{self.call + 1}"
-
-    def __str__(self) -> str:
-        return self.name
 
     @property
     def sample_axis(self) -> int | None:
@@ -136,14 +138,16 @@ def evenly_spaced(count: int, most: int, device: torch.device) -> Tensor:
 class Family:
     """A family of measures.
 
-    `forward` and `backward` run inside the probe's pass and return a small summary of a layer, never its tensors.
-    `report` turns the summaries into series. It may run the model again through the probe.
+    `forward` and `backward` run inside the probe's pass and return values of one layer by name: small summaries, never
+    its tensors. `report` runs afterwards and returns what concerns the whole model. It may run the model again through
+    the probe, and set `layer.values`. Values with the name of one of `measures` become its series.
     """
 
     name: str
-    report: Callable[["Probe"], Findings]
-    forward: Callable[[Layer, Tensor | None, Tensor], Any] | None = None  # layer, input, output
-    backward: Callable[[Layer, Tensor, Tensor | None], Any] | None = None  # layer, gradient of output, of input
+    measures: tuple[Measure, ...] = ()
+    forward: Callable[[Layer, Tensor | None, Tensor], Values | None] | None = None  # layer, input, output
+    backward: Callable[[Layer, Tensor, Tensor | None], Values | None] | None = None  # layer, gradient of output, input
+    report: Callable[["Probe"], Findings] | None = None
 
 
 @dataclass
@@ -175,6 +179,7 @@ class Probe:
         self.failure: str | None = None  # the error of the backward pass, if it fails
         self.weight_gradients: dict[str, Tensor | None] = {}  # by name of parameter
         self.pending: dict[Layer, Gradients] = {}
+        self.backward_values: dict[Layer, dict[str, Any]] = {}  # until the backward pass is complete
         self.arguments = as_arguments(example)
         tensors = tensors_in(self.arguments)
         if not tensors or tensors[0].ndim == 0 or tensors[0].shape[0] == 0:
@@ -185,10 +190,16 @@ class Probe:
         self.samples = tensors[0].shape[0]
         self.input = floating_in(self.arguments)  # None for tokens
 
-    def stats(self, family: str, *, backward: bool = False) -> dict[Layer, Any]:
-        """The results of a family's `forward` or `backward`, by layer; layers without a result are left out."""
-        found = ((each, (each.backward_stats if backward else each.forward_stats).get(family)) for each in self.layers)
-        return {layer: stats for layer, stats in found if stats is not None}
+    def values(self, name: str) -> dict[Layer, Any]:
+        """The values of a measure by layer; layers without a value are left out."""
+        return {layer: layer.values[name] for layer in self.layers if name in layer.values}
+
+    def series(self, measure: Measure) -> Series:
+        return Series.of(measure, {layer.name: value for layer, value in self.values(measure.name).items()})
+
+    def weights(self) -> dict[Layer, Tensor]:
+        """The weights of convolutions and linear layers; a module that runs several times counts where it ran first."""
+        return {layer: layer.weight for layer in self.layers if layer.weight is not None and layer.call == 0}
 
     # -- passes -----------------------------------------------------------------------------------------------------
 
@@ -208,6 +219,9 @@ class Probe:
             self.notes.append(f"Measured in evaluation mode, because training mode fails: {failed.reason}.")
         else:
             self.notes.insert(0, "Measured in training mode: BatchNorm uses the statistics of this batch.")
+        scripted = [path for path, part in self.model.named_modules() if isinstance(part, RecursiveScriptModule)]
+        if scripted:
+            self.notes.append(f"The inside of scripted modules (torch.jit) is not measured: {scripted[0]!r}.")
 
     def forward_and_backward(self) -> None:
         leaf = None
@@ -215,7 +229,7 @@ class Probe:
         if self.input is not None:
             leaf = self.input.detach().requires_grad_()
             arguments = self.with_input(leaf.clone())  # not a leaf, since some models change their input in place
-        self.pending = {}
+        self.pending, self.backward_values = {}, {}
         with torch.enable_grad(), self.with_hooks(self.discover):
             output = self.run(arguments)
             loss, note = loss_of(output, self.targets, self.loss_function, self.samples, self.seed)
@@ -239,26 +253,26 @@ class Probe:
         wanted = [*named.values(), *([] if leaf is None else [leaf])]  # with the leaf, so that hooks see its gradient
         try:
             gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
-        except HookError:
+        except MeasureFailedError:
             raise
-        except RuntimeError as error:
-            self.failure = str(error).split(". ")[0].rstrip(".")
+        except Exception as error:  # a hook of the model may raise anything
+            self.failure = (str(error) or type(error).__name__).split(". ")[0].rstrip(".")
             self.notes.append(
                 f"Gradients are not measured. The backward pass fails, as it would in training: {self.failure}."
             )
-            for layer in self.layers:
-                layer.backward_stats.clear()
             return
         self.weight_gradients = dict(zip(named, gradients, strict=False))
         for layer in list(self.pending):  # the input takes no gradient, or only a part of it has arrived
             self.reduce_gradients(layer, with_input=False)
+        for layer, values in self.backward_values.items():
+            layer.values |= values
 
     def rerun(
         self,
         on_layer: Callable[[Layer, Tensor | None, Tensor], Tensor | None] | None = None,
         arguments: Arguments | None = None,
         *,
-        on_entry: Callable[[str, tuple, dict], None] | None = None,
+        on_entry: OnEntry | None = None,
     ) -> Any:
         """Runs the layers of the first pass once more and returns the model's output.
 
@@ -289,8 +303,9 @@ class Probe:
         # Copies, since some models change their input in place, and the batch is the caller's.
         args, kwargs = map_tensors(arguments, lambda x: x if x.requires_grad else x.clone())
         try:
-            return self.model(*args, **kwargs)
-        except HookError:
+            with own_generators_preserved(self.model):
+                return self.model(*args, **kwargs)
+        except MeasureFailedError:
             raise
         except Exception as error:
             example = describe((args, kwargs) if kwargs else args[0] if len(args) == 1 else args)
@@ -299,11 +314,7 @@ class Probe:
     # -- hooks ------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def with_hooks(
-        self,
-        on_call: Callable[[Call], Tensor | None],
-        on_entry: Callable[[str, tuple, dict], None] | None = None,
-    ) -> Iterator[None]:
+    def with_hooks(self, on_call: Callable[[Call], Tensor | None], on_entry: OnEntry | None = None) -> Iterator[None]:
         """Inside, `on_call` gets every call of every module, children before their parents.
 
         `on_entry` gets path and arguments before the module runs. Modules that either of them calls are not reported.
@@ -316,12 +327,12 @@ class Probe:
             nonlocal busy
             busy = True
             try:
-                with as_hook_error(path):
+                with blaming(f"a measure at layer {path!r}"):
                     return function(*args)
             finally:
                 busy = False
 
-        def before(path: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        def before(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if busy:
                 return
             x = floating_in((args, kwargs))
@@ -332,7 +343,7 @@ class Probe:
             if on_entry is not None:
                 guarded(path, on_entry, path, args, kwargs)
 
-        def after(path: str, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> Any:
+        def after(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
             if busy:
                 return None
             x, edge = inputs[path].pop()
@@ -346,8 +357,9 @@ class Probe:
 
         with ExitStack() as stack:
             for path, module in self.model.named_modules():
-                if PARAMETRIZATIONS in path.split("."):
-                    continue  # returns a weight, not a signal
+                # A parametrization returns a weight, not a signal. Scripted modules take no hooks.
+                if PARAMETRIZATIONS in path.split(".") or isinstance(module, RecursiveScriptModule):
+                    continue
                 stack.callback(module.register_forward_pre_hook(partial(before, path), with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(partial(after, path), with_kwargs=True).remove)
             yield
@@ -372,12 +384,14 @@ class Probe:
         with torch.no_grad():
             for family in self.families:
                 if family.forward is not None:
-                    layer.forward_stats[family.name] = family.forward(layer, call.input, call.output.detach())
+                    with blaming(f"{family.name!r} at layer {layer.name!r}"):
+                        layer.values |= present(family.forward(layer, call.input, call.output.detach()))
         if edge is None or not any(family.backward for family in self.families):
             return
         paths = entries(edge, call.edge) if call.edge is not None and not composite else []
         self.pending[layer] = Gradients(missing=len(paths))
-        call.output.register_hook(partial(self.on_output_gradient, layer))
+        output: Any = call.output  # PyTorch's register_hook has no types
+        output.register_hook(partial(self.on_output_gradient, layer))
         for node, position in paths:
             node.register_hook(partial(self.on_input_gradient, layer, position))
 
@@ -404,9 +418,9 @@ class Probe:
         found = self.pending.pop(layer)
         for family in self.families:
             if family.backward is not None and found.output is not None:
-                with as_hook_error(layer.name):
-                    stats = family.backward(layer, found.output, found.input if with_input else None)
-                    layer.backward_stats[family.name] = stats
+                with blaming(f"{family.name!r} at layer {layer.name!r}"):
+                    values = present(family.backward(layer, found.output, found.input if with_input else None))
+                self.backward_values.setdefault(layer, {}).update(values)
 
     def find_trunk(self, loss: Tensor, leaf: Tensor | None) -> None:
         root, start = edge_of(loss), edge_of(leaf) or next((layer.edge for layer in self.layers if layer.edge), None)
@@ -417,16 +431,26 @@ class Probe:
             layer.trunk = layer.edge is not None and layer.edge.node in trunk
 
 
-class HookError(RuntimeError):
-    """A measure failed inside a hook. This is a bug in the measure, not in the model."""
+def present(values: Values | None) -> dict[str, Any]:
+    """The values that are not None."""
+    return {name: value for name, value in (values or {}).items() if value is not None}
+
+
+class MeasureFailedError(ValueError):
+    """A measure fails. This is a bug in the measure, not in the model."""
 
 
 @contextmanager
-def as_hook_error(name: str) -> Iterator[None]:
+def blaming(what: str) -> Iterator[None]:
+    """Turns an error of a measure into a sentence that names it."""
     try:
         yield
+    except (MeasureFailedError, ModelFailedError):
+        raise
     except Exception as error:
-        raise HookError(f"measure: at layer {name!r}: {error}") from error
+        raise MeasureFailedError(
+            f"measure: {what} fails: {type(error).__name__}: {reason(error)}. Leave this measure out or correct it."
+        ) from error
 
 
 class ModelFailedError(ValueError):
@@ -444,9 +468,10 @@ def as_arguments(example: Any) -> Arguments:
     return (tuple(example), {}) if isinstance(example, tuple | list) else ((example,), {})
 
 
-def map_tensors(nested: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(nested: T, function: Callable[[Tensor], Tensor]) -> T:
     """Nested tuples, lists and dicts with `function` applied to every tensor."""
-    return tree_map_only(Tensor, function, nested)
+    mapped: T = tree_map_only(Tensor, function, nested)
+    return mapped
 
 
 def describe(value: Any) -> str:

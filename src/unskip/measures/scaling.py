@@ -4,37 +4,12 @@ Hu, github.com/hukkai/no-residual-network, section 3.
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from unskip.measures.probe import Family, Layer, Probe
-from unskip.measures.series import Findings, Measure, Series
-
-FORWARD = Measure(
-    name="forward_ratio",
-    title="Change of the signal's variance in each layer",
-    label="R_f, variance of the output over variance of the input",
-    log=True,
-    healthy="The product over all layers stays near 1, because normalisation and initialisation balance each other.",
-    source="Hu, section 3, Definition 3.1",
-)
-BACKWARD = Measure(
-    name="backward_ratio",
-    title="Change of the gradient's variance in each layer",
-    label="R_b, variance of the input's gradient over variance of the output's",
-    log=True,
-    healthy="As large as R_f. Where R_b is larger, as in every activation, gradients grow towards the input.",
-    source="Hu, section 3, Definition 3.1",
-)
-
-
-class Variances(NamedTuple):
-    """Variance over the samples, averaged over the entries."""
-
-    input: float
-    output: float
+from unskip.measures.series import Findings, measures_of
 
 
 def variance(x: Tensor | None) -> float:
@@ -42,37 +17,35 @@ def variance(x: Tensor | None) -> float:
     if x is None or x.shape[0] < 2:
         return math.nan
     centred = x - x.mean(0)
-    return torch.linalg.vector_norm(centred, dtype=torch.float64).square().item() / (x.shape[0] - 1) / x.shape[1]
+    square = torch.linalg.vector_norm(centred, dtype=torch.float64).square().item()
+    return float(square) / (x.shape[0] - 1) / x.shape[1]
 
 
-def ratio(above: float, below: float) -> float:
-    return above / below if below > 0 else math.nan
+def ratio(layer: Layer, after: Tensor | None, before: Tensor | None) -> float | None:
+    """R = Var[after] / Var[before], None for blocks and embeddings, which are no single operator."""
+    if layer.kind in ("block", "embedding"):
+        return None
+    below = variance(layer.by_sample(before))
+    return variance(layer.by_sample(after)) / below if below > 0 else math.nan
 
 
-def forward(layer: Layer, x: Tensor | None, y: Tensor) -> Variances:
-    return Variances(input=variance(layer.by_sample(x)), output=variance(layer.by_sample(y)))
+def forward(layer: Layer, x: Tensor | None, y: Tensor) -> dict[str, float | None]:
+    return {"forward_ratio": ratio(layer, y, x)}
 
 
-def backward(layer: Layer, output: Tensor, source: Tensor | None) -> Variances:
-    return forward(layer, source, output)
+def backward(layer: Layer, output: Tensor, source: Tensor | None) -> dict[str, float | None]:
+    return {"backward_ratio": ratio(layer, source, output)}
 
 
 def report(probe: Probe) -> Findings:
-    signal, gradient = probe.stats("scaling"), probe.stats("scaling", backward=True)
-    layers = [layer for layer in signal if layer.kind not in ("block", "embedding")]
-    none = Variances(math.nan, math.nan)
-    forwards = [ratio(signal[layer].output, signal[layer].input) for layer in layers]
-    backwards = [ratio(found.input, found.output) for found in (gradient.get(layer, none) for layer in layers)]
+    back = probe.values("backward_ratio")
     rates = [
-        math.log(b / f)
-        for layer, f, b in zip(layers, forwards, backwards, strict=True)
-        if layer.kind == "activation" and f > 0 and b > 0
+        math.log(back[layer] / ratio)
+        for layer, ratio in probe.values("forward_ratio").items()
+        if layer.kind == "activation" and ratio > 0 and back.get(layer, 0) > 0
     ]
-    return Findings(
-        series=(Series.of(FORWARD, layers, forwards), Series.of(BACKWARD, layers, backwards)),
-        # The geometric mean of R_b / R_f over the activations, to compare with r(σ) of Hu, section A.
-        numbers={"activation_rate": math.exp(sum(rates) / len(rates)) if rates else math.nan},
-    )
+    # The geometric mean of R_b / R_f over the activations, to compare with r(σ) of Hu, section A.
+    return Findings(numbers={"activation_rate": math.exp(sum(rates) / len(rates)) if rates else math.nan})
 
 
-FAMILY = Family(name="scaling", report=report, forward=forward, backward=backward)
+FAMILY = Family(name="scaling", measures=measures_of("scaling"), forward=forward, backward=backward, report=report)

@@ -1,8 +1,30 @@
 """The result of a measurement: one `Series` per measure, all of them in one `Measured`."""
 
-from collections.abc import Iterable
+import math
+import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Self
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple, Self
+
+from torch import Tensor
+
+
+class Estimate(NamedTuple):
+    """An estimated value."""
+
+    value: float
+    error: float  # standard error
+
+
+def mean_with_error(values: Tensor) -> Estimate:
+    """The mean of the finite values and its standard error."""
+    values = values[values.isfinite()]
+    if len(values) == 0:
+        return Estimate(math.nan, math.nan)
+    error = (values.std() / math.sqrt(len(values))).item() if len(values) > 1 else math.nan
+    return Estimate(values.mean().item(), error)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +50,16 @@ class Measure:
     source: str  # paper, section, equation
 
 
+def measures_of(family: str) -> tuple[Measure, ...]:
+    """The measures of one of our families, as measures.toml describes them."""
+    return tuple(Measure(name=name, **about) for name, about in _descriptions()[family].items())
+
+
+@cache
+def _descriptions() -> dict[str, dict[str, dict[str, Any]]]:
+    return tomllib.loads((resources.files("unskip.measures") / "measures.toml").read_text(encoding="utf-8"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Series(Measure):
     """One measure with one value per layer."""
@@ -41,16 +73,19 @@ class Series(Measure):
         assert self.errors is None or len(self.errors) == len(self.values), self.name
 
     @classmethod
-    def of(
-        cls,
-        measure: Measure,
-        layers: Iterable[object],
-        values: Iterable[float],
-        errors: Iterable[float] | None = None,
-    ) -> Self:
-        """The series of a measure. `layers` are the probe's layers or their names."""
-        errors = None if errors is None else tuple(errors)
-        return cls(**asdict(measure), layers=tuple(map(str, layers)), values=tuple(values), errors=errors)
+    def of(cls, measure: Measure, values: Mapping[str, float | Estimate]) -> Self:
+        """The series of a measure, from its values by name of layer."""
+        found = [
+            value if isinstance(value, Estimate) else Estimate(float(value), math.nan) for value in values.values()
+        ]
+        return cls(
+            **asdict(measure),
+            layers=tuple(values),
+            values=tuple(each.value for each in found),
+            errors=tuple(each.error for each in found)
+            if any(isinstance(v, Estimate) for v in values.values())
+            else None,
+        )
 
     def by_layer(self) -> dict[str, float]:
         """The values by name of layer, in order of execution."""
@@ -59,11 +94,10 @@ class Series(Measure):
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """The result of one family of measures."""
+    """What a family of measures finds beside the values of layers."""
 
-    series: tuple[Series, ...] = ()
-    numbers: dict[str, float] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    numbers: dict[str, float] = field(default_factory=dict)  # one per model
+    notes: tuple[str, ...] = ()  # what could not be measured and why, in full sentences
 
 
 @dataclass(frozen=True, kw_only=True)

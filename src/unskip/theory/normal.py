@@ -20,11 +20,6 @@ REACH = 12.0  # standard deviations; 1e-32 of the mass lies beyond
 PANELS, NODES = 96, 20
 
 
-def cdf(z: float) -> float:
-    """Φ(z), the distribution function of N(0, 1)."""
-    return 0.5 * math.erfc(-z / math.sqrt(2))
-
-
 @cache
 def _legendre() -> tuple[np.ndarray, np.ndarray]:
     return np.polynomial.legendre.leggauss(NODES)

@@ -13,10 +13,10 @@ layers, ReLU between them, are He-normal. There are three readings of Theorems 3
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
 from unskip.theory.checks import at_least, one_of, positive, probability
-from unskip.theory.normal import cdf
 
 Reading = Literal["printed", "corrected", "exact"]
 READINGS = ("printed", "corrected", "exact")
@@ -80,7 +80,7 @@ def surviving_fraction(mu_x: float, sigma_x: float, *, residual: bool) -> float:
     for others. For σ_x far below μ_x that is Φ(1/√2) = 0.760, for any μ_x.
     """
     exact = response(mu_x, sigma_x, residual=residual)
-    return cdf(exact.mean / math.sqrt(exact.variance)) if exact.variance > 0 else 0.5
+    return NormalDist().cdf(exact.mean / math.sqrt(exact.variance)) if exact.variance > 0 else 0.5
 
 
 def survival_bound(
