@@ -4,18 +4,21 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-all test-rest lint docs clean setup
+.PHONY: demo test test-all test-rest test-deep lint docs clean setup
 
 demo: $(READY)            ## the story, in a few minutes on a CPU
 	$(BIN)/unskip demo
 
 test: lint $(READY)       ## the quick suite: lint, types, one small network per family (at most 15 minutes on 2 cores)
-	$(BIN)/pytest -n auto -m "not full"
+	$(BIN)/pytest -n auto -m "not full and not deep"
 
 test-all: test test-rest  ## everything: every model name, every fuzz case
 
 test-rest: $(READY) docs  ## what `make test-all` adds to `make test`
-	$(BIN)/pytest -n auto -m full
+	$(BIN)/pytest -n auto -m "full and not deep"
+
+test-deep: $(READY)       ## hours: thousands of random networks, many kills and full disks; no part of .ci/run
+	$(BIN)/pytest -n auto -m deep
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
