@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules import module as nn_module
 from torch.nn.parameter import is_lazy
 
 M = TypeVar("M", bound=nn.Module)
@@ -52,6 +53,12 @@ def preserved(network: nn.Module) -> Iterator[None]:
         for parameter, requires_grad, grad in parameters:
             parameter.requires_grad_(requires_grad)
             parameter.grad = grad
+
+
+def has_global_hooks() -> bool:
+    """Whether somebody waits for every module to be called. PyTorch 2.6 has no function that says so."""
+    registries = ("forward_pre", "forward", "backward_pre", "backward")
+    return any(getattr(nn_module, f"_global_{kind}_hooks") for kind in registries)
 
 
 def has_hooks(module: nn.Module) -> bool:
