@@ -41,7 +41,7 @@ class LeanSequential(JoinedSequential):
 
     def lean(self, layer: nn.Module) -> bool:
         """Whether what this layer reads is computed again."""
-        return isinstance(layer, nn.Conv2d | nn.Linear)
+        return isinstance(layer, (nn.Conv2d, nn.Linear))  # not `|`, which the compiler of PyTorch 2.6 refuses
 
 
 class LeanInverted(LeanSequential):

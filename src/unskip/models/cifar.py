@@ -161,7 +161,7 @@ class CifarNet(nn.Module):
     def forward_features(self, x: Tensor) -> Tensor:
         x = self.act1(self.bn1(self.conv1(x)))
         for name in ("layer1", "layer2", "layer3"):
-            layer = self.get_submodule(name)
+            layer = getattr(self, name)  # the compiler of PyTorch 2.6 does not know get_submodule
             x = checkpoint_seq(layer, x) if self.grad_checkpointing and self.training else layer(x)
         return self.act(self.norm(x))
 

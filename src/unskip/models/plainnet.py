@@ -83,7 +83,7 @@ class PlainNet(nn.Module):
         if self.image_shape is not None:
             x = shaped(x, self.image_shape, type(self).__name__)
         for name in self.stage_names:
-            stage = self.get_submodule(name)
+            stage = getattr(self, name)
             x = checkpoint_seq(stage, x) if self.grad_checkpointing and self.training else stage(x)
         return x
 
