@@ -60,7 +60,7 @@ def run(layers: list[nn.Module], x: Tensor) -> Tensor:
 def repeatable(layers: list[nn.Module]) -> bool:
     """A norm, of this batch, and one activation, both without chance."""
     norm, act = layers
-    if isinstance(act, nn.modules.dropout._DropoutNd | nn.RReLU):
+    if isinstance(act, (nn.modules.dropout._DropoutNd, nn.RReLU)):
         return False
     known = type(norm) in STATELESS or (type(norm) in BATCH_NORMS and norm.training)
     return known and torch.is_grad_enabled() and differentiates_backwards()
