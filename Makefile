@@ -3,19 +3,27 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+OLDEST := .venv-oldest
 
-.PHONY: demo test test-all test-rest lint docs clean setup
+.PHONY: demo test test-all test-rest test-oldest test-deep lint docs clean setup
 
 demo: $(READY)            ## the story, in a few minutes on a CPU
 	$(BIN)/unskip demo
 
-test: lint $(READY)       ## the quick suite: lint, types, one small network per family (at most 15 minutes on 2 cores)
-	$(BIN)/pytest -n auto -m "not full"
+test: lint $(READY)       ## the quick suite: lint, types, one small network per family (at most 10 minutes on 2 cores)
+	$(BIN)/pytest -n auto -m "not full and not deep"
 
 test-all: test test-rest  ## everything: every model name, every fuzz case
 
 test-rest: $(READY) docs  ## what `make test-all` adds to `make test`
-	$(BIN)/pytest -n auto -m full
+	$(BIN)/pytest -n auto -m "full and not deep"
+
+# What touches the libraries most: blocks of timm and torchvision, Accelerate's processes, ONNX, files.
+test-oldest: $(OLDEST)/.ready  ## a part of the quick suite with the oldest versions that pyproject.toml admits
+	$(OLDEST)/bin/pytest -n auto -m "not full and not deep" tests
+
+test-deep: $(READY)       ## hours: thousands of random networks, many kills and full disks; no part of .ci/run
+	$(BIN)/pytest -n auto -m deep
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -34,5 +42,12 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $(READY)
 
+$(OLDEST)/.ready: pyproject.toml .ci/oldest.py
+	$(PYTHON) -m venv $(OLDEST)
+	$(PYTHON) .ci/oldest.py > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt --editable '.[dists,test]' \
+	  || { echo "make test-oldest: pip can't install the oldest versions that pyproject.toml admits (see above). It needs a package index and 7 GB of disk." >&2; exit 1; }
+	touch $@
+
 clean:
-	rm -rf $(VENV) docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis unskip-demo
+	rm -rf $(VENV) $(OLDEST) docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis unskip-demo

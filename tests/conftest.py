@@ -1,5 +1,6 @@
 """What all tests share: one coder cache for the whole run, kept apart from the user's."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,9 @@ import torch
 
 # The suite runs in one process per core (pytest -n auto); threads on top of that only get in each other's way.
 torch.set_num_threads(1)
+# A script's background ignores Ctrl-C, and so does whatever is started there; tests of Ctrl-C send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -46,6 +46,7 @@ def python(*words: str, ahead: Path | None = None, **environment: str) -> subpro
     ("words", "code", "answer"),
     [
         ("--help", 0, "Very deep networks without skip connections"),
+        ("--version", 0, f"unskip {unskip.__version__}"),
         ("bench --help", 0, "Ratios are to the first"),
         ("train digits-pnnh-56 --help", 0, "The folder of the run"),
         ("reproduce --help", 0, "Hu, Figure 6"),

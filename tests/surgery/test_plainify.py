@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -104,6 +105,12 @@ def test_mode_dtype_and_device_are_kept() -> None:
     assert all(t.is_meta for t in meta.state_dict().values())
 
 
+def on_meta(build: Callable[..., nn.Module], **options: object) -> nn.Module:
+    """A large network without its weights, where they do not matter."""
+    with torch.device("meta"):
+        return build(**options)
+
+
 @pytest.mark.parametrize(
     ("build", "options", "says"),
     [
@@ -128,7 +135,7 @@ def test_mode_dtype_and_device_are_kept() -> None:
         (lambda: timm.create_model("resnet18", act_layer="tanh"), {}, "reads both signs, and Tanh"),
         (lambda: timm.create_model("resnet18", act_layer="prelu"), {}, "PReLU is trained, and a coder is frozen"),
         (
-            lambda: torchvision.models.resnet50(width_per_group=512),
+            lambda: on_meta(torchvision.models.resnet50, width_per_group=512),
             {},
             "would carry 256 channels, not fewer than its 256",
         ),
@@ -138,7 +145,11 @@ def test_mode_dtype_and_device_are_kept() -> None:
             r"strides \[2, 1\] with kernels \[3, 3\], dilated, leave no convolution",
         ),
         (lambda: cifar_resnet(8), {"method": PNNH}, "is neither a name"),
-        (lambda: torchvision.models.vgg11(), {}, "VGG has no residual block that a reader knows: it is plain already"),
+        (
+            lambda: on_meta(torchvision.models.vgg11),
+            {},
+            "VGG has no residual block that a reader knows: it is plain already",
+        ),
         (lambda: unskip.plainify(cifar_resnet(8)), {}, "it is plain already"),
         (lambda: unskip.plainify(cifar_resnet(8), "plain"), {}, "it is plain already"),
         (lambda: torchvision.models.resnext50_32x4d(), {"ratio": 0.45}, "32 groups can't be cut"),
@@ -166,7 +177,7 @@ def test_not_strict_leaves_a_block_alone_and_says_so() -> None:
     assert len(network.surgery.replaced) == 7
     assert isinstance(network.layer3[1], timm.models.resnet.BasicBlock)
     with pytest.warns(UserWarning, match="it is plain already"):
-        unskip.plainify(torchvision.models.vgg11(), strict=False)
+        unskip.plainify(on_meta(torchvision.models.vgg11), strict=False)
 
 
 class StrangersBlock(nn.Module):

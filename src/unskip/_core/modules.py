@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules import module as nn_module
 from torch.nn.modules.lazy import LazyModuleMixin as Lazy
 from torch.nn.parameter import is_lazy
 
@@ -57,7 +58,8 @@ def preserved(network: nn.Module) -> Iterator[None]:
             for module, mode in modes:
                 module.training = mode
             for module, before in attributes:
-                vars(module).clear()
+                for name in vars(module).keys() - before.keys():
+                    del vars(module)[name]
                 vars(module).update(before)
             with torch.no_grad():
                 for module, name, buffer, value in buffers:
@@ -66,6 +68,12 @@ def preserved(network: nn.Module) -> Iterator[None]:
             for parameter, requires_grad, grad in parameters:
                 parameter.requires_grad_(requires_grad)
                 parameter.grad = grad
+
+
+def has_global_hooks() -> bool:
+    """Whether somebody waits for every module to be called. PyTorch 2.6 has no function that says so."""
+    registries = ("forward_pre", "forward", "backward_pre", "backward")
+    return any(getattr(nn_module, f"_global_{kind}_hooks") for kind in registries)
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -4,9 +4,11 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from unskip._core.version import __version__
 from unskip.cli.bench import bench
 from unskip.cli.demo import demo
 from unskip.cli.doctor import doctor
@@ -37,8 +39,18 @@ app.add_typer(reproduce, name="reproduce")
 app.command(help=_paragraphs(train), context_settings={"ignore_unknown_options": True})(train)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"unskip {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Prints the version.")
+    ] = False,
+) -> None:
     """Before any command: package.module:function may be in the current folder; what is installed comes first."""
     here = str(Path.cwd())
     if not {"", here} & set(sys.path):

@@ -5,7 +5,8 @@ import importlib.util
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn.modules import module as nn_module
+
+from unskip._core.modules import has_global_hooks
 
 HALF = (torch.bfloat16, torch.float16)
 KERNEL_DTYPES = (*HALF, torch.float32, torch.float64)
@@ -42,5 +43,5 @@ def exporting() -> bool:
 
 def may_fuse_layers() -> bool:
     """Whether layers may run as one operation: no export, no torch.func transform, no global module hook."""
-    hooks = not torch.compiler.is_compiling() and nn_module._has_any_global_hook()
+    hooks = not torch.compiler.is_compiling() and has_global_hooks()
     return differentiates_backwards() and not exporting() and not hooks

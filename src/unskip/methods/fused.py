@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as nn_module
 
-from unskip._core.modules import has_hooks
+from unskip._core.modules import has_global_hooks, has_hooks
 from unskip.coders import ClosedFormCoder, SharedCoder
 from unskip.kernels.dispatch import TRITON, differentiates_backwards, is_recent_nvidia
 from unskip.methods.partial import PartialConv2d
@@ -111,7 +110,7 @@ def fits(layers: FusedLayers, x: Tensor) -> bool:
 def inner_layers_hooked(block: nn.Module) -> bool:
     """Whether a layer inside the block has hooks, which the kernels would not call."""
     inside = [layer for part in block.children() for layer in (part, *part.children())]
-    return bool(nn_module._has_any_global_hook()) or any(map(has_hooks, inside))
+    return has_global_hooks() or any(map(has_hooks, inside))
 
 
 def run(layers: FusedLayers, x: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class LeanSequential(JoinedSequential):
 
     def lean(self, layer: nn.Module) -> bool:
         """Whether what this layer reads is computed again."""
-        return isinstance(layer, nn.Conv2d | nn.Linear)
+        return isinstance(layer, (nn.Conv2d, nn.Linear))  # not `|`, which the compiler of PyTorch 2.6 refuses
 
 
 class LeanInverted(LeanSequential):
@@ -51,7 +51,7 @@ class LeanInverted(LeanSequential):
 
 def repeatable(norm: nn.Module, act: nn.Module) -> bool:
     """Whether a norm, of this batch, and an activation give the same when they are computed again."""
-    if isinstance(act, nn.modules.dropout._DropoutNd | nn.RReLU):
+    if isinstance(act, (nn.modules.dropout._DropoutNd, nn.RReLU)):
         return False
     known = type(norm) in STATELESS or (type(norm) in BATCH_NORMS and norm.training)
     return known and torch.is_grad_enabled() and differentiates_backwards()
