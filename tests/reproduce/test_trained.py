@@ -182,7 +182,7 @@ def test_a_table_is_trained_written_and_not_trained_twice(tmp_path: Path, capsys
     assert said == ["1 of 1 runs are done already."]
     assert results["batch_s0"].parameters == alone.parameters
     assert (tmp_path / "small-table" / "runs" / "batch_s0" / "result.json").stat().st_mtime_ns == before
-    with pytest.raises(ValueError, match=r"batch_s0 holds a run with epochs=2 and not 3. Choose another folder"):
+    with pytest.raises(ValueError, match=r"batch_s0/recipe.toml was made with another recipe: epochs was 2 and is 3"):
         check_recipe(tmp_path / "small-table" / "runs" / "batch_s0", recipes["batch_s0"].replace(epochs=3))
 
 

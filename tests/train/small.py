@@ -1,5 +1,10 @@
 """Small networks and data that the tests of training share. Subprocesses import it too (PYTHONPATH)."""
 
+import multiprocessing
+import multiprocessing.process
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip.train import Recipe
+from unskip.train import Recipe, run
 
 SMALL = Recipe.of(
     model="tests.train.small:norm_net",
@@ -19,6 +24,39 @@ SMALL = Recipe.of(
     log_steps=5,
     device="cpu",
 )
+
+# A registered network, so that `unskip.load` opens its checkpoints. Its writes are long enough to be hit.
+REGISTERED = SMALL.replace(model="plainnet_mlp", options={"depth": 2, "width": 256, "img_size": 8}, epochs=3, ema=0.9)
+
+
+def train(recipe: Recipe, out: str) -> None:
+    torch.set_num_threads(1)
+    run(recipe, out=out, resume="auto", silent=True)
+
+
+def start(recipe: Recipe, out: Path) -> multiprocessing.process.BaseProcess:
+    """Trains in a process of its own, from a server that has imported everything and computed nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["unskip.train.runner", "tests.train.small"])
+    process = context.Process(target=train, args=(recipe, str(out)))
+    process.start()
+    return process
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path | None]:
+    """A file system of this size in the folder, None where this may not be mounted."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
+    try:
+        mounted = subprocess.run(command, capture_output=True).returncode == 0
+    except OSError:
+        mounted = False
+    try:
+        yield folder if mounted else None
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(folder)], check=True)
 
 
 class Halves(nn.BatchNorm2d):

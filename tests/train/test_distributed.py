@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 
 from tests.train.small import SMALL
 from unskip.train import Recipe, run
+from unskip.train.lock import Lock
 from unskip.train.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 PATH = os.pathsep.join([str(ROOT), *sys.path])  # so that processes run the code that is tested
-RECIPE = SMALL.replace(precision="fp64", crop="pad", pad=1, flip=0.5, epochs=2, log_steps=7, seed=4)
+RECIPE = SMALL.replace(device="auto", precision="fp64", crop="pad", pad=1, flip=0.5, epochs=2, log_steps=7, seed=4)
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0"]
 ACCELERATE = [
     "-m",
@@ -29,13 +30,18 @@ ACCELERATE = [
 ]
 
 
+def environment(**more: str) -> dict[str, str]:
+    """A machine without a GPU, and nothing that says so to Accelerate."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("ACCELERATE")}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH, "CUDA_VISIBLE_DEVICES": "", **more}
+
+
 def launch(launcher: list[str], recipe: Recipe, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
     (folder / "recipe.toml").write_text(recipe.to_toml())
     words = ["-m", "unskip", "train", str(folder / "recipe.toml"), "--out", str(folder / "run"), *more]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH, "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
-        [sys.executable, *launcher, *words], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, *launcher, *words], env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=300
     )
 
 
@@ -84,8 +90,7 @@ def test_two_processes_stop_on_a_signal_and_go_on(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "recipe.toml").write_text(recipe.to_toml())
     words = ["-m", "unskip", "train", str(folder / "recipe.toml"), "--out", str(folder / "run")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH, "CUDA_VISIBLE_DEVICES": ""}
-    process = subprocess.Popen([sys.executable, *TORCHRUN, *words], env=environment, cwd=ROOT, stderr=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, *TORCHRUN, *words], env=environment(), cwd=ROOT, stderr=subprocess.PIPE)
     while not (folder / "run" / "checkpoint.pt").exists():
         time.sleep(0.05)
         assert process.poll() is None
@@ -98,6 +103,39 @@ def test_two_processes_stop_on_a_signal_and_go_on(tmp_path: Path) -> None:
     weights = [load_file(out / "weights.safetensors") for out in (folder / "run", tmp_path / "one")]
     for key, value in weights[0].items():
         torch.testing.assert_close(value, weights[1][key], rtol=0, atol=1e-7)
+
+
+@pytest.mark.full
+def test_a_folder_in_use_is_said_once_by_two_processes(tmp_path: Path) -> None:
+    lock = Lock(tmp_path / "two" / "run")
+    lock.folder.mkdir(parents=True)
+    lock.acquire()
+    done = launch(TORCHRUN, RECIPE, tmp_path / "two", "--resume", "auto")
+    assert done.returncode != 0
+    assert done.stderr.count(f"in use by process {os.getpid()} on host") == 1
+    assert not [line for line in done.stderr.splitlines() if "/unskip/" in line]  # no traceback but the launcher's
+    assert [file.name for file in lock.folder.iterdir()] == ["lock.json"]
+
+
+def test_processes_that_are_not_joined_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the launcher's processes have GPUs of which Accelerate makes nothing."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        ValueError, match=r"the launcher has started 2 processes, and Accelerate joins 1 of them on cpu"
+    ):
+        run(RECIPE, out=tmp_path / "run", silent=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.full
+def test_fsdp_is_refused_where_nothing_would_be_sharded(tmp_path: Path) -> None:
+    """Accelerate has FSDP on GPUs alone; on CPUs it would run DDP without a word."""
+    launcher = ["--use_fsdp" if word == "--multi_gpu" else word for word in ACCELERATE]
+    done = launch(launcher, RECIPE, tmp_path / "two")
+    assert done.returncode != 0
+    assert done.stderr.count("the launcher asks for FSDP, and Accelerate shards nothing on cpu") == 1
+    assert not (tmp_path / "two" / "run").exists()
 
 
 def sharded_worker(rank: int, folder: str) -> None:
@@ -148,7 +186,8 @@ def sharded_worker(rank: int, folder: str) -> None:
         assert weights["0.weight"].shape == (16, 8)  # whole
     expected = steps(network, optimizer)
     other, other_optimizer = build(1)
-    machine.load_states(accelerator, other, Wrapped(other_optimizer), *box)  # type: ignore[arg-type]
+    machine.load_network(accelerator, other, box[0])  # type: ignore[arg-type]
+    machine.load_optimizer(accelerator, other, Wrapped(other_optimizer), box[1])  # type: ignore[arg-type]
     assert steps(other, other_optimizer) == expected
     dist.destroy_process_group()
 

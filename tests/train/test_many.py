@@ -48,3 +48,20 @@ def test_runs_that_can_not_share_a_device_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at_once=0 must be at least 1"):
         run_many(RECIPES, tmp_path, at_once=0)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"test_error": 3}'])
+def test_a_result_that_is_damaged_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "s0").mkdir()
+    (tmp_path / "s0" / "result.json").write_text(text)
+    with pytest.raises(ValueError, match=r"the result in .*s0 can't be read .*Remove result.json"):
+        run_many(RECIPES, tmp_path)
+
+
+def test_runs_of_another_host_are_taken_over_when_asked(tmp_path: Path) -> None:
+    recipes = {"s0": RECIPES["s0"].replace(epochs=1)}
+    (tmp_path / "s0").mkdir()
+    (tmp_path / "s0" / "lock.json").write_text('{"host": "elsewhere", "namespace": "", "process": 7, "started": 1.0}')
+    with pytest.raises(ValueError, match=r"1 of 1 runs failed. s0 ended with ValueError: .*on host 'elsewhere'"):
+        run_many(recipes, tmp_path)
+    assert run_many(recipes, tmp_path, take_over=True)["s0"].test_error is not None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import os
 import re
 from pathlib import Path
 
@@ -128,6 +129,23 @@ def test_overrides_from_a_command_line() -> None:
         (["--nesterov", "1"], "nesterov=1 must be true or false"),
         (["--lr", "nan"], "lr=nan must be a number"),
         (["--lr", "0"], "lr=0.0 must be above 0"),
+        (["--lr", "1e300"], "lr=1e+300 must be at most 3.4e+38 in size"),
+        (["--lr", "inf"], "lr=inf must be at most 3.4e+38 in size"),
+        (["--lr", "-1"], "lr=-1.0 must be above 0"),
+        (["--weight-decay", "9" * 400], "must be at most 3.4e+38 in size"),
+        (["--lr-scales", "{fc = 1e300}"], "lr_scales['fc']=1e+300 must be at most 3.4e+38 in size"),
+        (["--gamma", "1e30", "--milestones", "[1, 2]"], "gamma=1e+30 at 2 milestones make a learning rate above 1e38"),
+        (["--epochs", "1" + "0" * 18], "epochs=1000000000000000000 must be 1 to 1,000,000"),
+        (["--epochs", "1" + "0" * 30], "must be at most 9.22e+18 in size"),
+        (["--epochs", "9" * 5000], "must be a whole number"),
+        (["--epochs", "-3"], "epochs=-3 must be 1 to 1,000,000"),
+        (["--image-size", "1000000"], "image_size=1000000 must be 0 to 8192 px"),
+        (["--pad", "1000000"], "pad=1000000 must be 0 to 8192 px"),
+        (["--repeats", "1" + "0" * 12], "repeats=1000000000000 must be 1 to 1000"),
+        (["--workers", "1" + "0" * 12], "workers=1000000000000 must be 0 to 1024"),
+        (["--mixup", "1e30"], "mixup=1e+30 must be 0 to 1000"),
+        (["--color-jitter", "1e30"], "color_jitter=1e+30 must be 0 to 1000"),
+        (["--lr", "[" * 5000], "must be a number"),
         (["--batch", "0"], "batch=0 must be above 0"),
         (["--flip", "1.5"], "flip=1.5 must be a probability"),
         (["--schedule", "cosin"], "schedule='cosin' is not known. Did you mean 'cosine'"),
@@ -137,7 +155,7 @@ def test_overrides_from_a_command_line() -> None:
         (["--milestones", "[0]"], "milestones=[0] must be epochs from 1 on"),
         (["--lr-scales", "0.5"], "lr_scales=0.5 must be a table"),
         (["--lr-scales", "{fc = true}"], "must be a number"),
-        (["--lr-scales", "{fc = -1}"], "must not be negative"),
+        (["--lr-scales", "{fc = -1}"], "lr_scales['fc']=-1.0 must be at least 0"),
         (["--keep", "best", "--val-fraction", "0"], "set val_fraction above 0"),
         (["--warmup-epochs", "99"], "must be at most epochs"),
         (["--mixup", "0.2", "--batch", "33"], "must be even"),
@@ -164,7 +182,7 @@ def test_unknown_field_from_python() -> None:
 
 
 def test_a_section_holds_its_own_class() -> None:
-    with pytest.raises(ValueError, match=r"network='resnet20' must be a NetworkConfig; .* Recipe\.of"):
+    with pytest.raises(ValueError, match=r"network='resnet20' must be a NetworkConfig; Recipe\.of"):
         Recipe(network="resnet20")  # type: ignore[arg-type]
 
 
@@ -200,8 +218,20 @@ def test_an_old_name_is_told_the_new_one(old: str, new: str) -> None:
         parse_overrides([f"--{old}", "1"])
 
 
-def test_a_broken_file_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("lr = = 3", "is not valid TOML"), ("lr = " + "[" * 5000, "nested too deep"), (f"lr = {'9' * 5000}", "not valid")],
+)
+def test_a_broken_file_is_named(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "broken.toml"
-    file.write_text("lr = = 3")
-    with pytest.raises(ValueError, match="is not valid TOML"):
+    file.write_text(text)
+    with pytest.raises(ValueError, match=rf"broken\.toml .*{message}"):
         load_recipe(file)
+
+
+def test_what_is_no_file_is_no_recipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "folder.toml").mkdir()
+    for name in ("pipe.toml", "folder.toml"):
+        with pytest.raises(ValueError, match=rf"{name} can't be read: it is no file"):
+            load_recipe(tmp_path / name)

@@ -1,6 +1,5 @@
 """SIGKILL at random moments and resume: losses, final weights and metrics.jsonl are those of an unbroken run."""
 
-import multiprocessing
 import os
 import random
 import signal
@@ -10,32 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tests.train.small import SMALL
+import unskip
+from tests.train.small import REGISTERED, SMALL, start
 from unskip.train import Recipe, run
-from unskip.train.checkpoint import RunFolder
+from unskip.train.checkpoint import RunFolder, load_checkpoint
 from unskip.train.metrics import read_metrics
 
 # Dropout, drawn from the global generator, and an EMA are in it, so that forgetting either is noticed.
 RECIPE = SMALL.replace(
     epochs=4, crop="pad", pad=1, options={"drop": 0.2}, ema=0.9, save_steps=3, log_steps=4, keep="best"
 )
-
-
-def train(recipe: Recipe, out: str) -> None:
-    import torch
-
-    torch.set_num_threads(1)
-    run(recipe, out=out, resume="auto", silent=True)
-
-
-def start(recipe: Recipe, out: Path) -> multiprocessing.Process:
-    """In a process of its own, from a server that has imported everything and computed nothing."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["unskip.train.run", "tests.train.small"])
-    process = context.Process(target=train, args=(recipe, str(out)))
-    process.start()
-    return process  # type: ignore[return-value]
 
 
 def kept(out: Path) -> tuple[list[tuple[object, ...]], bytes, bytes]:
@@ -93,6 +78,53 @@ def test_killed_and_resumed(whole: Path, tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3, 20))
 def test_killed_and_resumed_more(whole: Path, tmp_path: Path, seed: int) -> None:
     check(whole, tmp_path, seed)
+
+
+def kill_writes(tmp_path: Path, kills: int) -> None:
+    """Kills a run while it writes, again and again. What was there stays, and loads; the end is as if never killed."""
+    recipe, out, chance, torn, step = REGISTERED.replace(save_steps=1), tmp_path / "run", random.Random(kills), 0, 0
+    for _ in range(kills):
+        process = start(recipe, out)
+        while not list(out.glob(".*.part")):  # of a file that is being written
+            assert process.is_alive()
+            time.sleep(0.0005)
+        time.sleep(chance.uniform(0.0, 0.005))
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        torn += bool(list(out.glob(".*.part")))
+        assert (out / "lock.json").exists()
+        if (out / "checkpoint.pt").exists():
+            found = load_checkpoint(out / "checkpoint.pt")["step"]
+            assert found >= step
+            step = found
+            assert isinstance(unskip.load(out), torch.nn.Module)
+        else:
+            assert step == 0
+            with pytest.raises(ValueError, match=r"holds no checkpoint\.pt"):
+                unskip.load(out)
+    assert torn
+    for folder in (out, tmp_path / "whole"):
+        process = start(recipe, folder)
+        process.join()
+        assert process.exitcode == 0
+    for name in ("weights.safetensors", "recipe.toml"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    rows = [
+        [{**row, "images_per_s": 0} for row in read_metrics(f / "metrics.jsonl")] for f in (out, tmp_path / "whole")
+    ]
+    assert rows[0] == rows[1]
+    assert not list(out.glob(".*.part")) + list(out.glob("lock.json"))
+
+
+@pytest.mark.full
+def test_killed_while_it_writes(tmp_path: Path) -> None:
+    kill_writes(tmp_path, 4)
+
+
+@pytest.mark.deep
+def test_killed_twenty_times_while_it_writes(tmp_path: Path) -> None:
+    kill_writes(tmp_path, 20)
 
 
 def test_a_run_that_goes_on_from_any_update(tmp_path: Path) -> None:

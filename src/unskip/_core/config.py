@@ -28,6 +28,8 @@ Probability = Annotated[float, Range(lambda value: 0 <= value <= 1, "a probabili
 BelowOne = Annotated[float, Range(lambda value: 0 <= value < 1, "at least 0 and below 1")]
 Free = Annotated[T, "free"]  # a field that changes no number, so it may differ between a run and its continuation
 
+LARGEST: dict[type, float] = {int: 2**63 - 1, float: 3.4e38}  # what tensors hold: int64 and float32
+
 OLD = (
     "Recipes have the tables [network], [data], [optimizer] and [run] now; of the old names, 'network' is 'model' in "
     "[network], and 'settle' is 'recalibrate_batchnorm' in [run]."
@@ -67,11 +69,6 @@ def kinds(section: type) -> dict[str, Any]:
     return get_type_hints(section, include_extras=True)
 
 
-def free_fields(section: type) -> list[str]:
-    """The fields of a section that change no number."""
-    return [name for name, kind in kinds(section).items() if "free" in getattr(kind, "__metadata__", ())]
-
-
 def bare(kind: Any) -> Any:
     """A field's type without its range."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
@@ -98,13 +95,13 @@ def checked(name: str, value: Any, kind: Any) -> Any:
         if isinstance(value, Sequence) and not isinstance(value, str):
             return tuple(checked(name, v, args[0]) for v in value)
         raise ValueError(f"recipe: {name}={value!r} must be a list, for instance [120, 160].")
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    if not right or (kind is float and value != value):
+    right = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
+    if not right or value != value:
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[kind]
         raise ValueError(f"recipe: {name}={value!r} must be {words}.")
-    return value
+    if kind in LARGEST and abs(value) > LARGEST[kind]:
+        raise ValueError(f"recipe: {name}={value!r:.40} must be at most {LARGEST[kind]:.3g} in size.")
+    return float(value) if kind is float else value
 
 
 def parse(name: str, text: str, kind: Any) -> Any:
@@ -114,7 +111,7 @@ def parse(name: str, text: str, kind: Any) -> Any:
         return text
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         if kind is float:  # TOML wants a digit before the point
             with contextlib.suppress(ValueError):
                 return float(text)

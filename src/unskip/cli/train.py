@@ -23,13 +23,16 @@ def train(
         str | None, typer.Option("--out", "-o", help="The folder of the run.", show_default="runs/RECIPE")
     ] = None,
     resume: Annotated[str, typer.Option(help="never, or auto: go on with the run in OUT if there is one.")] = "never",
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Train in a folder that a process of another host has locked and left.")
+    ] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the recipe with its overrides, and end.")] = False,
     names: Annotated[bool, typer.Option("--list", help="Print the names of the recipes, and end.")] = False,
 ) -> None:
     """Trains a network by a recipe. Prints one line with the result; progress goes to stderr.
 
-    Exit codes: 0 done, 2 something that you gave is wrong, 3 the loss diverged, 75 stopped by SIGTERM or SIGINT after
-    saving (go on with --resume auto).
+    Exit codes: 0 done, 2 something that you gave is wrong, 3 the loss diverged, 75 stopped by SIGTERM, SIGINT or SIGHUP
+    after saving (go on with --resume auto).
     """
     with Importing():
         from unskip.train import TrainingDiverged, TrainingInterrupted, recipe_names, run
@@ -45,7 +48,11 @@ def train(
         print(recipe.to_toml(), end="")
         return
     try:
-        result = run(recipe, data_dir=data, out=out or f"runs/{name}", resume=resume)  # type: ignore[arg-type]
+        result = run(recipe, data_dir=data, out=out or f"runs/{name}", resume=resume, take_over=take_over)  # type: ignore[arg-type]
+    except ValueError:
+        if not is_main():
+            sys.exit(2)  # the main process says why
+        raise
     except (TrainingInterrupted, TrainingDiverged) as ended:
         Console(stderr=True, highlight=False, soft_wrap=True).print(str(ended), style="yellow", markup=False)
         sys.exit(STOPPED if isinstance(ended, TrainingInterrupted) else DIVERGED)

@@ -115,7 +115,7 @@ class Feed(ABC):
         """The training images of an epoch: (steps * batch,) indices, the same for all processes."""
         generator = torch.Generator().manual_seed(seed_of(self.seed, ORDER, epoch))
         order = torch.randperm(len(self.data.train), generator=generator)
-        return order.repeat_interleave(self.config.repeats)[: self.steps * self.batch]
+        return order[torch.arange(self.steps * self.batch) // self.config.repeats]
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """This process's part of the batches of an epoch, from number `start` on."""

@@ -1,11 +1,10 @@
-"""Training: recipe, data, loop, penalties and constraints, checkpoints."""
+"""Training: recipe, loop, optimisers, penalties and constraints, checkpoints."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from unskip.train.params import param_groups
-
 if TYPE_CHECKING:
+    from unskip.train.optim import param_groups
     from unskip.train.penalties import MaxNorm, Orthogonal, ShiftedDecay, identity_shift
     from unskip.train.recipe import Recipe, load_recipe, recipe_names
     from unskip.train.runner import Result, run
@@ -26,16 +25,12 @@ __all__ = [
     "run",
 ]
 
-# Accelerate and matplotlib take seconds to import, so they wait until somebody trains.
-_HOME = {
-    **dict.fromkeys(("TrainingDiverged", "TrainingInterrupted"), "trainer"),
-    **dict.fromkeys(("MaxNorm", "Orthogonal", "ShiftedDecay", "identity_shift"), "penalties"),
-    **dict.fromkeys(("Recipe", "load_recipe", "recipe_names"), "recipe"),
-    **dict.fromkeys(("Result", "run"), "runner"),
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    """A public name, from the file that has it: Accelerate and matplotlib take seconds to import, so they wait."""
+    if name not in __all__:
         raise AttributeError(f"module 'unskip.train' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"unskip.train.{_HOME[name]}"), name)
+    homes = {"param_groups": "optim", "TrainingDiverged": "trainer", "TrainingInterrupted": "trainer"}
+    homes |= dict.fromkeys(("Recipe", "load_recipe", "recipe_names"), "recipe")
+    homes |= dict.fromkeys(("MaxNorm", "Orthogonal", "ShiftedDecay", "identity_shift"), "penalties")
+    return getattr(importlib.import_module(f"unskip.train.{homes.get(name, 'runner')}"), name)

@@ -6,25 +6,23 @@ best.safetensors      the weights with the lowest validation error so far (recip
 recipe.toml           the recipe
 metrics.jsonl         one line for each update, and one for each epoch
 curves.png            loss and error over the run, at its end
+lock.json             who trains here, while somebody does
 """
 
 import functools
-import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, Self
 
 import torch
-from safetensors.torch import load as load_safetensors
-from safetensors.torch import save as save_safetensors
-from torch import Tensor
 
 from unskip._core import files
 from unskip.io.torch_file import FORMAT, read_torch_file
+from unskip.train.lock import Lock
 
 Resume = Literal["never", "auto"]
-
 
 GO_ON = "What was saved before is untouched; make room or choose another folder (--out), and go on with --resume auto."
 START_ANEW = "Nothing was changed. Put the right file there, or start anew in another folder (--out)."
@@ -32,61 +30,65 @@ START_ANEW = "Nothing was changed. Put the right file there, or start anew in an
 explained = functools.partial(files.explained, command="train", way_out=GO_ON)
 write_atomically = functools.partial(files.write_atomically, command="train", way_out=GO_ON)
 
+# What a checkpoint holds besides `format`, `own` and `input_size`, which only `unskip.load` reads
+FIELDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("recipe", "data", "network", "optimizer"), (dict,)),
+    **dict.fromkeys(("scaler", "ema"), (dict, NoneType)),
+    **dict.fromkeys(("random", "sums"), (list,)),
+    **dict.fromkeys(("step", "metrics_length"), (int,)),
+    **dict.fromkeys(("seconds", "best"), (float,)),
+    "feed": (str,),
+    "stuck": (bool,),
+}
+
 
 class RunFolder:
-    """The folder of a run. Only the main process writes to it."""
+    """The folder of a run. Only the main process writes to it, and only while it holds the folder's lock."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
         self.checkpoint = self.path / "checkpoint.pt"
         self.metrics = self.path / "metrics.jsonl"
+        self.lock = Lock(self.path)
         self.writer = ThreadPoolExecutor(1)  # writes checkpoints while training goes on
         self.written: Future[None] | None = None
 
-    def open(self, resume: Resume) -> bool:
-        """Makes the folder ready and says whether there is a run to go on with. Never overwrites one."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.writer.shutdown()
+        self.lock.release()
+
+    def open(self, resume: Resume, *, take_over: bool = False) -> bool:
+        """Locks the folder and says whether there is a run to go on with. Never overwrites one."""
         if resume not in ("never", "auto"):
             raise ValueError(f"train: resume={resume!r} must be 'never' or 'auto'.")
-        if resume == "auto" and self.checkpoint.exists():
-            self.remove_leftovers()
-            return True
-        if resume == "never" and (self.checkpoint.exists() or self.metrics.exists()):
-            raise ValueError(
-                f"train: {self.path} holds a run already. Go on with it (--resume auto), or choose another folder "
-                "(--out)."
-            )
         with explained("the folder", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+            self.lock.acquire(take_over=take_over)
+            if resume == "never" and (self.checkpoint.exists() or self.metrics.exists()):
+                raise ValueError(
+                    f"train: {self.path} holds a run already. Go on with it (--resume auto), or choose another folder "
+                    "(--out)."
+                )
+            for leftover in self.path.glob(".*.part"):  # of a process that was killed while it wrote
+                leftover.unlink(missing_ok=True)
+            if self.checkpoint.exists():
+                return True
             self.metrics.unlink(missing_ok=True)  # of a run that was killed before its first checkpoint
-            self.remove_leftovers()
-            probe = self.path / f".probe.{os.getpid()}.part"
-            probe.write_bytes(b"unskip")
-            probe.unlink()
         return False
 
-    def remove_leftovers(self) -> None:
-        """What a process that was killed while it wrote has left."""
-        for leftover in self.path.glob(".*.part"):
-            leftover.unlink(missing_ok=True)
-
-    def write_text(self, name: str, text: str) -> None:
-        write_atomically(self.path / name, lambda file: file.write(text.encode()))
-
-    def write_weights(self, name: str, state: dict[str, Tensor]) -> None:
-        """A state dict as safetensors. Tied weights are stored once for each name, so any loader finds them all."""
-        copies = {key: value.detach().to("cpu").clone().contiguous() for key, value in state.items()}
-        data = save_safetensors(copies, metadata={"format": "pt"})
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        self.lock.check()
         write_atomically(self.path / name, lambda file: file.write(data))
-
-    def read_weights(self, name: str) -> dict[str, Tensor]:
-        return load_safetensors((self.path / name).read_bytes())
 
     def save(self, state: dict[str, Any]) -> None:
         """Writes the checkpoint in the background; `wait` returns once it is on the disk."""
         data = BytesIO()
         torch.save({"format": FORMAT, **state}, data)
         self.wait()
-        self.written = self.writer.submit(write_atomically, self.checkpoint, lambda file: file.write(data.getbuffer()))
+        self.written = self.writer.submit(self.write, self.checkpoint.name, data.getbuffer())
 
     def wait(self) -> None:
         """Waits for the checkpoint under way; what went wrong with it is raised here."""
@@ -94,18 +96,21 @@ class RunFolder:
             written, self.written = self.written, None
             written.result()
 
-    def load(self) -> dict[str, Any]:
-        return load_checkpoint(self.checkpoint)
-
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint that has been checked: whole, and one of ours. No code in it can run."""
+    """A checkpoint that has been checked: whole, one of ours, and with all of its fields. No code in it can run."""
     state = read_torch_file(path, command="train", way_out=START_ANEW)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         kind = state.get("format", "other keys") if isinstance(state, dict) else type(state).__name__
         raise ValueError(
             f"train: {path} is no checkpoint of unskip: it holds {kind!r} where {FORMAT!r} is expected. {START_ANEW}"
         )
+    for name, kinds in FIELDS.items():
+        value = state.get(name)
+        right = isinstance(value, kinds) and name in state and (bool in kinds or not isinstance(value, bool))
+        if not right or (isinstance(value, int | float) and not value >= 0):
+            found = f"is {value!r:.40}" if name in state else "is missing"
+            raise ValueError(f"train: {path} is damaged: its field {name!r} {found}. {START_ANEW}")
     return state
 
 

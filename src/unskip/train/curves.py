@@ -4,7 +4,6 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 INK, GRID = "#1f2937", "#e5e7eb"
@@ -16,7 +15,6 @@ def draw_curves(rows: list[dict[str, Any]], title: str, chance: float | None = N
     steps = [row for row in rows if row["kind"] == "step"]
     epochs = [row for row in rows if row["kind"] == "epoch"]
     figure = Figure(figsize=(9, 3.6), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     per_epoch = max(1, epochs[0]["step"]) if epochs else 1
     at = np.array([row["step"] for row in steps]) / per_epoch

@@ -1,8 +1,8 @@
 """What a user sees while a network trains: a progress bar on a terminal, a line for each epoch elsewhere. On stderr."""
 
+import contextlib
 import time
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
@@ -30,14 +30,15 @@ class Display:
                 "train", total=epochs * steps, completed=step, epoch=1 + step // steps, epochs=epochs, now=""
             )
 
-    def __enter__(self) -> "Display":
+    def __enter__(self) -> Self:
         if self.progress is not None:
             self.progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.progress is not None:
-            self.progress.stop()
+            with contextlib.suppress(OSError):
+                self.progress.stop()
 
     def update(self, row: dict[str, Any], images: int) -> None:
         """The last update that was looked at, and how many images were seen since the look before."""
@@ -49,15 +50,16 @@ class Display:
 
     def epoch(self, row: dict[str, Any]) -> None:
         """One line for a finished epoch, where there is no bar."""
-        if self.progress is None and not self.silent:
+        if self.progress is None:
             val = f", validation error {row['val_error']:.2f} %" if "val_error" in row else ""
-            self.console.print(
+            self.say(
                 f"epoch {row['epoch']}/{self.epochs}, update {row['step']}: loss {row['loss']:.4f}, "
-                f"error {row['error']:.2f} %{val}, {row['images_per_s']:,.0f} images/s",
-                markup=False,
+                f"error {row['error']:.2f} %{val}, {row['images_per_s']:,.0f} images/s"
             )
         self.mark = time.perf_counter()  # evaluation is not counted as training
 
     def say(self, text: str) -> None:
+        """A sentence. A terminal that is gone or a full disk behind stderr must not end a run."""
         if not self.silent:
-            self.console.print(text, style="yellow" if self.console.is_terminal else None, markup=False)
+            with contextlib.suppress(OSError):
+                self.console.print(text, style="yellow" if self.console.is_terminal else None, markup=False)

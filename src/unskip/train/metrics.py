@@ -1,11 +1,11 @@
 """metrics.jsonl: one line for each update and one for each epoch, each exactly once, also after a crash."""
 
+import contextlib
 import json
 import math
 import os
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from unskip.train.checkpoint import explained
 
@@ -27,28 +27,25 @@ class Metrics:
             self.file.seek(length)
         self.board = None if tensorboard is None else _summary_writer(tensorboard, step)
 
-    def __enter__(self) -> "Metrics":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        try:
-            self.file.close()  # may fail on a full disk: then the error that is under way says so already
-        except OSError:
-            if error is None:
-                raise
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        # Closing may fail on a full disk: then the error that is under way says so already.
+        with explained("the file", self.path) if error is None else contextlib.suppress(OSError):
+            self.file.close()
         if self.board is not None:
             self.board.close()
 
     def write(self, rows: list[dict[str, Any]]) -> None:
-        text = "".join(json.dumps({k: _finite(v) for k, v in row.items()}) + "\n" for row in rows)
+        text = "".join(json.dumps({key: _finite(value) for key, value in row.items()}) + "\n" for row in rows)
         with explained("the file", self.path):
             self.file.write(text.encode())
             self.file.flush()
-        if self.board is not None:
-            for row in rows:
-                for name, value in row.items():
-                    if isinstance(value, float):
-                        self.board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
+        for row in rows:
+            for name, value in row.items():
+                if self.board is not None and isinstance(value, float):
+                    self.board.add_scalar(f"{row['kind']}/{name}", value, row["step"])
 
     def length(self) -> int:
         """The length of the file once all lines are on the disk."""
@@ -72,7 +69,5 @@ def _summary_writer(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ValueError(
-            "recipe: tensorboard=true needs the package tensorboard; install it with pip install 'unskip[tensorboard]'."
-        ) from error
+        raise ValueError("recipe: tensorboard=true needs that package: pip install 'unskip[tensorboard]'.") from error
     return SummaryWriter(str(folder), purge_step=step + 1)

@@ -1,44 +1,59 @@
-"""The optimizer and its learning rates: timm's optimizers and schedules, with a factor for each group of parameters."""
+"""The optimizer, its groups of parameters and its learning rates; optimizers by name are timm's."""
 
+import bisect
 import fnmatch
+import math
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2, list_optimizers
-from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler
+from timm.optim import create_optimizer_v2, list_optimizers, param_groups_weight_decay
 from torch import Tensor, nn
 
 from unskip._core.text import nearest
-from unskip.train.params import param_groups
 from unskip.train.penalties import unit_weights
 from unskip.train.recipe import OptimizerConfig
 
 CAPTURABLE = ("sgd", "adam", "adamw")  # optimizers whose update can be part of a CUDA graph
 
 
-def scaled_groups(network: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+def param_groups(model: nn.Module, weight_decay: float, *, decay_all: bool = False) -> list[dict[str, Any]]:
+    """Groups for torch.optim: norms, biases and whatever the model names in `no_weight_decay()` don't decay.
+
+    Coders are buffers and in no group. `decay_all=True` is what the CIFAR recipes of the papers do: one group in which
+    every trained parameter decays.
+    """
+    if isinstance(weight_decay, bool) or not isinstance(weight_decay, int | float):
+        raise ValueError(f"param_groups: weight_decay={weight_decay!r} must be a number.")
+    if not weight_decay >= 0:
+        raise ValueError(f"param_groups: weight_decay={weight_decay} must not be negative; 0 switches it off.")
+    if decay_all:
+        return [{"params": [p for p in model.parameters() if p.requires_grad], "weight_decay": weight_decay}]
+    named: set[str] = getattr(model, "no_weight_decay", set)()
+    groups: list[dict[str, Any]] = param_groups_weight_decay(model, weight_decay, no_weight_decay_list=tuple(named))
+    return groups
+
+
+def scaled_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     """Parameter groups with weight decay and `lr_scale`: what `param_groups` makes, divided by `lr_scales`.
 
     The first pattern that matches a parameter's name decides; a pattern may name a module (`layer3` is `layer3.*`).
     A pattern that matches nothing is refused. A factor of 0 leaves a parameter out, so it stays as it is.
     """
-    names = {id(p): name for name, p in network.named_parameters()}
-    shifted: set[int] = set()
-    if config.decay_from != "zero":  # these decay through a penalty
-        shifted = {id(p) for p in unit_weights(network)}
-    used: set[str] = set()
+    names = {id(p): name for name, p in model.named_parameters()}
+    # What decays from elsewhere than 0 does so through a penalty.
+    shifted = {id(p) for p in unit_weights(model)} if config.decay_from != "zero" else set()
+    unused = dict(config.lr_scales)
     groups: dict[tuple[float, float], dict[str, Any]] = {}
-    for group in param_groups(network, config.weight_decay, decay_all=config.decay_all):
+    for group in param_groups(model, config.weight_decay, decay_all=config.decay_all):
         for p in group["params"]:
-            pattern = next((pattern for pattern in config.lr_scales if _matches(names[id(p)], pattern)), None)
-            used.update(() if pattern is None else (pattern,))
-            scale = 1.0 if pattern is None else config.lr_scales[pattern]
+            pattern = next((pattern for pattern in config.lr_scales if _matches(names[id(p)], pattern)), "")
+            unused.pop(pattern, None)
+            scale = config.lr_scales.get(pattern, 1.0)
             decay = 0.0 if id(p) in shifted else group["weight_decay"]
             same = groups.setdefault((scale, decay), {"params": [], "weight_decay": decay, "lr_scale": scale})
             same["params"].append(p)
-    for pattern in config.lr_scales:
-        if pattern not in used:
-            raise ValueError(f"recipe: lr_scales has {pattern!r}, which matches no parameter of the network.")
+    for pattern in unused:
+        raise ValueError(f"recipe: lr_scales has {pattern!r}, which matches no parameter of the network.")
     left = [group for (scale, _), group in groups.items() if scale]
     if not left:
         raise ValueError(
@@ -52,62 +67,47 @@ def _matches(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
 
 
-def make_optimizer(network: nn.Module, config: OptimizerConfig, *, cuda_graph: bool = False) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, config: OptimizerConfig, *, cuda_graph: bool = False) -> torch.optim.Optimizer:
     """The optimizer. Inside a CUDA graph its learning rates are tensors, which can change between replays."""
     known = [str(name) for name in list_optimizers()]
     name = config.optimizer.lower()
     if name not in known:
         raise ValueError(f"recipe: optimizer={config.optimizer!r} is not known to timm.{nearest(name, known)}")
-    groups = scaled_groups(network, config)
+    groups, lr, momentum = scaled_groups(model, config), config.lr, config.momentum
+    optimizer: torch.optim.Optimizer
     if name == "sgd":  # timm's 'sgd' is always Nesterov's
-        where = next(network.parameters()).device.type
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(
-            groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=where == "cuda"
-        )
+        fused = next(model.parameters()).device.type == "cuda"
+        optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=config.nesterov, fused=fused)
     elif cuda_graph and name in CAPTURABLE:
         kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
-        betas = (config.momentum, 0.999)
-        optimizer = kind(groups, lr=config.lr, betas=betas, fused=True, capturable=True)
+        optimizer = kind(groups, lr=lr, betas=(momentum, 0.999), fused=True, capturable=True)
     else:
-        optimizer = create_optimizer_v2(groups, opt=name, lr=config.lr, momentum=config.momentum)
+        optimizer = create_optimizer_v2(groups, opt=name, lr=lr, momentum=momentum)
     for group in optimizer.param_groups:
         group.setdefault("lr_scale", 1.0)
     return optimizer
 
 
-class Rates:
-    """The learning rate of each update: timm's schedule, run on a stand-in, times the factor of each group.
+def learning_rate(config: OptimizerConfig, step: int, *, epochs: int, steps: int) -> float:
+    """The learning rate of an update, counted from 0, in a run of `epochs` with `steps` updates each.
 
-    The rates are a function of the number of the update alone. A stand-in carries the schedule, so that the optimizer's
-    own rates may be tensors that a captured update reads.
-    """
+        cosine   min_lr + (lr - min_lr) / 2 * (1 + cos(pi t / T)), t of the T updates after the warm-up
+        steps    lr * gamma^k after k milestones
+    """  # fmt: skip
+    warm = round(config.warmup_epochs * steps)
+    if step < warm:
+        return config.warmup_lr + (config.lr - config.warmup_lr) * step / warm
+    if config.schedule == "cosine":
+        share = (step - warm) / max(2, epochs * steps - warm)
+        return config.min_lr + (config.lr - config.min_lr) / 2 * (1 + math.cos(math.pi * share))
+    drops = bisect.bisect_right(config.milestones, step // steps) if config.schedule == "steps" else 0
+    return config.lr * config.gamma**drops
 
-    def __init__(self, config: OptimizerConfig, epochs: int, steps: int) -> None:
-        stand_in = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=config.lr)
-        warm, total = round(config.warmup_epochs * steps), epochs * steps
-        settings: dict[str, Any] = {"warmup_t": warm, "warmup_lr_init": config.warmup_lr, "t_in_epochs": False}
-        self.schedule: CosineLRScheduler | MultiStepLRScheduler
-        if config.schedule == "cosine":
-            self.schedule = CosineLRScheduler(
-                stand_in, t_initial=max(2, total - warm), lr_min=config.min_lr, warmup_prefix=True, **settings
-            )
+
+def set_rates(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Gives each group the learning rate times its factor; in place where a captured update reads it."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr * group["lr_scale"])
         else:
-            # timm drops the rate one update before the number it is given
-            drops = [epoch * steps + 1 for epoch in config.milestones] if config.schedule == "steps" else [total + 2]
-            self.schedule = MultiStepLRScheduler(
-                stand_in, decay_t=drops, decay_rate=config.gamma, warmup_prefix=False, **settings
-            )
-
-    def __getitem__(self, step: int) -> float:
-        self.schedule.step_update(step)
-        return self.schedule.optimizer.param_groups[0]["lr"]
-
-    def apply(self, optimizer: torch.optim.Optimizer, step: int) -> float:
-        """Sets the rates of the update with this number, counted from 0, and returns the rate before factors."""
-        lr = self[step]
-        for group in optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr * group["lr_scale"])
-            else:
-                group["lr"] = lr * group["lr_scale"]
-        return lr
+            group["lr"] = lr * group["lr_scale"]

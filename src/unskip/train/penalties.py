@@ -129,16 +129,11 @@ def start_shift(network: nn.Module) -> dict[str, Tensor]:
 
 def from_config(network: nn.Module, config: OptimizerConfig) -> tuple[list[Penalty], list[Constraint]]:
     """The penalties and constraints that a recipe names, for a network that has not been trained yet."""
-    penalties: list[Penalty] = []
-    constraints: list[Constraint] = []
-    if config.orthogonal:
-        penalties.append(Orthogonal(config.orthogonal))
+    penalties: list[Penalty] = [Orthogonal(config.orthogonal)] if config.orthogonal else []
     if config.decay_from != "zero" and config.weight_decay:
         shift = identity_shift(network) if config.decay_from == "identity" else start_shift(network)
         penalties.append(ShiftedDecay(config.weight_decay, shift))
-    if config.max_norm:
-        constraints.append(MaxNorm(config.max_norm))
-    return penalties, constraints
+    return penalties, [MaxNorm(config.max_norm)] if config.max_norm else []
 
 
 def total(penalties: Sequence[Penalty], network: nn.Module) -> Tensor | None:

@@ -6,26 +6,15 @@ line (`--lr 0.05`) as from Python (`recipe.replace(lr=0.05)`).
 """
 
 import dataclasses
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from unskip._core.config import (
-    OLD,
-    BelowOne,
-    Free,
-    NonNegative,
-    Positive,
-    Section,
-    bare,
-    free_fields,
-    kinds,
-    parse,
-    to_toml,
-)
+from unskip._core.config import OLD, BelowOne, Free, NonNegative, Positive, Range, Section, bare, kinds, parse, to_toml
 from unskip._core.text import nearest
 from unskip.data.config import DataConfig
 from unskip.models.build import NetworkConfig
@@ -35,6 +24,8 @@ Schedule = Literal["cosine", "steps", "constant"]
 Precision = Literal["fp32", "bf16", "fp16", "fp64"]
 Compile = Literal["no", "blocks", "whole"]
 DecayFrom = Literal["zero", "identity", "start"]
+MAX_EPOCHS = 1_000_000  # more than that is a slip
+Epochs = Annotated[int, Range(lambda value: 1 <= value <= MAX_EPOCHS, f"1 to {MAX_EPOCHS:,}")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +40,7 @@ class OptimizerConfig(Section):
     nesterov: bool = False  # Nesterov's momentum, for SGD
     weight_decay: NonNegative[float] = 5e-4  # not on norms and biases, unless decay_all
     decay_all: bool = False  # norms and biases decay too, as in the papers' CIFAR recipes
-    lr_scales: dict[str, float] = field(default_factory=dict)  # factor on the learning rate by parameter name pattern
+    lr_scales: dict[str, NonNegative[float]] = field(default_factory=dict)  # factors on it by parameter name; 0 freezes
     clip: NonNegative[float] = 0.0  # largest norm of the whole gradient; 0 is off
     schedule: Schedule = "cosine"  # of the learning rate: to min_lr, in steps at milestones, or none
     warmup_epochs: NonNegative[float] = 0.0  # linear, from warmup_lr; they count among `epochs`
@@ -64,15 +55,14 @@ class OptimizerConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for pattern, scale in self.lr_scales.items():
-            if scale < 0:
-                raise ValueError(
-                    f"recipe: lr_scales[{pattern!r}]={scale} must not be negative; 0 freezes what matches."
-                )
-        if min(self.milestones, default=1) < 1 or list(self.milestones) != sorted(self.milestones):
+        peak = math.log10(self.lr * max([1.0, *self.lr_scales.values()]))
+        if peak + len(self.milestones) * max(0.0, math.log10(self.gamma)) > 38:
             raise ValueError(
-                f"recipe: milestones={list(self.milestones)} must be epochs from 1 on, the earliest first."
+                f"recipe: lr={self.lr:g}, lr_scales and gamma={self.gamma:g} at {len(self.milestones)} milestones make "
+                "a learning rate above 1e38, which float32 does not hold. Lower them."
             )
+        if min(self.milestones, default=1) < 1 or list(self.milestones) != sorted(self.milestones):
+            raise ValueError(f"recipe: milestones={[*self.milestones]} must be epochs from 1 on, the earliest first.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +70,7 @@ class RunConfig(Section):
     """How long, on which machine and how exactly; what is kept and written."""
 
     batch: Positive[int] = 128  # images in an update, over all processes
-    epochs: Positive[int] = 10  # times that the training images are gone through
+    epochs: Epochs = 10  # times that the training images are gone through
     precision: Precision = "fp32"  # bf16 and fp16: mixed with fp32
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU where there is one
     channels_last: bool = True  # memory format of images and convolutions, on CPUs too
@@ -99,10 +89,7 @@ class RunConfig(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.recalibrate_batchnorm == 1:
-            raise ValueError(
-                "recipe: recalibrate_batchnorm=1 is one image, which has no variance; thousands are meant, or 0 for "
-                "off."
-            )
+            raise ValueError("recipe: recalibrate_batchnorm=1 is one image, which has no variance; 0 switches it off.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,16 +103,12 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name, kind in SECTIONS.items():
-            if not isinstance(getattr(self, name), kind):
-                raise ValueError(
-                    f"recipe: {name}={getattr(self, name)!r} must be a {kind.__name__}; fields by their names are for "
-                    "Recipe.of and recipe.replace."
-                )
-        if self.optimizer.warmup_epochs > self.run.epochs:
-            raise ValueError(
-                f"recipe: warmup_epochs={self.optimizer.warmup_epochs} must be at most epochs={self.run.epochs}. With "
-                "so few epochs set warmup_epochs too; 0 is none."
-            )
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise ValueError(f"recipe: {name}={value!r} must be a {kind.__name__}; Recipe.of takes fields by name.")
+        warmup, epochs = self.optimizer.warmup_epochs, self.run.epochs
+        if warmup > epochs:
+            raise ValueError(f"recipe: warmup_epochs={warmup} must be at most epochs={epochs}; set it too, 0 is none.")
         if self.data.mixes and self.run.batch % 2:
             raise ValueError(f"recipe: batch={self.run.batch} must be even with mixup or cutmix, which pair images.")
         if self.run.keep == "best" and not self.data.val_fraction:
@@ -167,8 +150,7 @@ class Recipe:
     @property
     def feeding(self) -> dict[str, Any]:
         """What `unskip.data.feed.make_feed` asks for besides the section `data`."""
-        run = self.run
-        settings = {"batch": run.batch, "seed": run.seed, "channels_last": run.channels_last}
+        settings = {name: getattr(self.run, name) for name in ("batch", "seed", "channels_last")}
         return {**settings, "smoothing": self.optimizer.smoothing}
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
@@ -181,24 +163,18 @@ class Recipe:
 
     def to_toml(self) -> str:
         """The recipe as a file that `load_recipe` reads."""
-        tables = (
-            "".join([f"[{name}]\n", *(f"{key} = {to_toml(value)}\n" for key, value in table.items())])
-            for name, table in self.as_dict().items()
-        )
-        return "\n".join(tables)
+        text = ""
+        for name, table in self.as_dict().items():
+            text += f"\n[{name}]\n" + "".join(f"{key} = {to_toml(value)}\n" for key, value in table.items())
+        return text.lstrip()
 
     def same_numbers(self) -> dict[str, Any]:
         """The fields that change a number: what a continued run must share with the run it continues."""
-        free = {name for kind in SECTIONS.values() for name in free_fields(kind)}
-        return {name: value for name, value in self.flat().items() if name not in free}
+        fields = {name: kind for section in SECTIONS.values() for name, kind in kinds(section).items()}
+        return {k: v for k, v in self.flat().items() if "free" not in getattr(fields[k], "__metadata__", ())}
 
 
-SECTIONS: dict[str, type[Section]] = {
-    "network": NetworkConfig,
-    "data": DataConfig,
-    "optimizer": OptimizerConfig,
-    "run": RunConfig,
-}
+SECTIONS: dict[str, type[Section]] = {field.name: field.type for field in dataclasses.fields(Recipe)}  # type: ignore[misc]
 FIELDS = {name: section for section, kind in SECTIONS.items() for name in kinds(kind)}  # where each field stands
 RENAMED = {"network": "model", "settle": "recalibrate_batchnorm"}
 
@@ -226,6 +202,8 @@ def recipe_text(name: str | Path) -> str:
             f"recipe: there is no recipe named {str(name)!r}.{nearest(str(name), recipe_names())} A recipe of your own "
             "is a TOML file, given by its path."
         )
+    if path.exists() and not path.is_file():
+        raise ValueError(f"recipe: {path} can't be read: it is no file.")
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -234,10 +212,13 @@ def recipe_text(name: str | Path) -> str:
 
 def load_recipe(name: str | Path, **changes: Any) -> Recipe:
     """A recipe by name or path, with some fields changed."""
+    text = recipe_text(name)
     try:
-        tables = tomllib.loads(recipe_text(name))
-    except tomllib.TOMLDecodeError as error:
+        tables = tomllib.loads(text)
+    except ValueError as error:
         raise ValueError(f"recipe: {name} is not valid TOML: {error}.") from error
+    except RecursionError as error:
+        raise ValueError(f"recipe: {name} is nested too deep for a recipe, which has tables of fields.") from error
     return Recipe.from_tables(tables, f"recipe: {name}").replace(**changes)
 
 

@@ -19,7 +19,7 @@ from unskip.data import sets
 from unskip.data.sets import DataSet
 from unskip.models.build import build_network
 from unskip.train import machine, saving
-from unskip.train.checkpoint import Resume, RunFolder, write_atomically
+from unskip.train.checkpoint import Resume, RunFolder
 from unskip.train.curves import draw_curves
 from unskip.train.metrics import read_metrics
 from unskip.train.penalties import Constraint, Penalty
@@ -60,6 +60,7 @@ def run(
     data_dir: str | Path | None = None,
     out: str | Path | None = None,
     resume: Resume = "never",
+    take_over: bool = False,
     penalties: Sequence[Penalty] = (),
     constraints: Sequence[Constraint] = (),
     silent: bool = False,
@@ -74,18 +75,18 @@ def run(
         data_dir: where the recipe's data set lies.
         out: the folder of the run; 'runs/' and the recipe's name unless given.
         resume: 'auto' goes on with the run in `out` if there is one, 'never' refuses to touch it.
+        take_over: trains in a folder that a process of another host has locked and left.
         penalties, constraints: besides those of the recipe.
         silent: shows nothing.
 
     Raises:
         ValueError: something about recipe, data, network or folder is wrong; nothing has been overwritten.
-        TrainingInterrupted: SIGTERM or SIGINT came; the run is saved, and resume='auto' goes on with it.
+        TrainingInterrupted: SIGTERM, SIGINT or SIGHUP came; the run is saved, and resume='auto' goes on with it.
         TrainingDiverged: the loss is no number any more.
     """
     if not isinstance(recipe, str | Path | Recipe):
         raise ValueError(
-            f"train: recipe={recipe!r} must be a Recipe, the name of one, or the path of a TOML file; a dict of fields "
-            "becomes one with Recipe.of(**fields)."
+            f"train: recipe={recipe!r} must be a Recipe, the name of one, or a TOML file's path; see Recipe.of."
         )
     if model is not None and not isinstance(model, nn.Module):
         raise ValueError(
@@ -97,14 +98,15 @@ def run(
         machine.make_accelerator(recipe)  # refuses what this machine can't do before the data is read
         data = data or sets.load(recipe.data, data_dir)
         training = train_one(
-            recipe, model=model, data=data, out=out or Path("runs") / name, resume=resume, silent=silent,
-            penalties=penalties, constraints=constraints,
+            recipe, model=model, data=data, out=out or Path("runs") / name, resume=resume, take_over=take_over,
+            silent=silent, penalties=penalties, constraints=constraints,
         )  # fmt: skip
         while True:
             try:
                 next(training)
             except StopIteration as ended:
-                return ended.value
+                result: Result = ended.value
+                return result
 
 
 def train_one(
@@ -114,6 +116,7 @@ def train_one(
     data: DataSet,
     out: str | Path,
     resume: Resume,
+    take_over: bool = False,
     **more: Any,
 ) -> Generator[None, None, Result]:
     """Builds, trains and tests a model. Yields after each update, so that other models can take turns with it.
@@ -121,15 +124,30 @@ def train_one(
     `more` goes to Training.
     """
     own = "" if model is None else type(model).__name__
-    if model is None:  # the user's own recipe may name code of theirs
-        with seeded(recipe.run.seed):
-            model = build_network(recipe.network, num_classes=data.classes, in_chans=data.channels, allow_import=True)
+    model = build(recipe, data) if model is None else model
     try_out(model, data)
-    with machine.own_forward(model):
-        accelerator = machine.make_accelerator(recipe)
-        training = Training(accelerator, recipe, model, data, RunFolder(out), own=own, **more)
-        yield from training.updates(resume)
+    with machine.own_forward(model), RunFolder(out) as folder:
+        training = Training(machine.make_accelerator(recipe), recipe, model, data, folder, own=own, **more)
+        yield from training.updates(resume, take_over=take_over)
         return finish(training)
+
+
+def build(recipe: Recipe, data: DataSet) -> nn.Module:
+    """The network that a recipe names. The user's own recipe may name code of theirs, which can fail in any way."""
+    name = f"train: model={recipe.network.model!r}"
+    try:
+        with seeded(recipe.run.seed):
+            model: Any = build_network(
+                recipe.network, num_classes=data.classes, in_chans=data.channels, allow_import=True
+            )
+    except ValueError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {reason(error)}"
+        raise ValueError(f"{name} can't be built with options={recipe.network.options}: {why}.") from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{name} gives {type(model).__name__!r}; a function that returns an nn.Module is expected.")
+    return model
 
 
 def try_out(model: nn.Module, data: DataSet) -> None:
@@ -144,19 +162,13 @@ def try_out(model: nn.Module, data: DataSet) -> None:
         with torch.no_grad():
             logits = model(torch.zeros(shape, device=like.device, dtype=like.dtype))
     except RUN_ERRORS as error:
-        raise ValueError(
-            f"train: the network can't read images of shape {shape[1:]} (C, H, W): {reason(error)}."
-        ) from error
+        why = reason(error)
+        raise ValueError(f"train: the network can't read images of shape {shape[1:]} (C, H, W): {why}.") from error
     finally:
         model.train(training)
-    if not isinstance(logits, Tensor) or tuple(logits.shape) != (1, data.classes):
-        found = (
-            f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}, no tensor,"
-        )
-        raise ValueError(
-            f"train: the network returns {found} for one image; (1, {data.classes}) is expected, one number for each "
-            "class."
-        )
+    found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}, no tensor,"
+    if found != f"shape {(1, data.classes)}":
+        raise ValueError(f"train: the network returns {found} for one image; {(1, data.classes)} is expected.")
 
 
 def finish(training: Training) -> Result:
@@ -167,7 +179,6 @@ def finish(training: Training) -> Result:
         saving.read_weights(training, "best.safetensors")
     if recipe.run.recalibrate_batchnorm:
         training.recalibrate_batchnorm()
-    val_error = None if data.val is None else training.evaluate(data.val)[1]
     test_loss, test_error = training.evaluate(data.test)
     result = Result(
         network=network,
@@ -175,7 +186,7 @@ def finish(training: Training) -> Result:
         test_error=test_error,
         test_loss=test_loss,
         test_images=len(data.test),
-        val_error=val_error,
+        val_error=None if data.val is None else training.evaluate(data.val)[1],
         parameters=sum(p.numel() for p in training.bare.parameters() if p.requires_grad),
         epochs=recipe.run.epochs,
         steps=training.done,
@@ -187,11 +198,11 @@ def finish(training: Training) -> Result:
     if training.main:
         guess = data.chance_loss if recipe.optimizer.loss == "cross_entropy" else None
         picture = draw_curves(read_metrics(folder.metrics), f"{network} on {data.name}", guess)
-        write_atomically(folder.path / "curves.png", lambda file: file.write(picture))
-        folder.write_text("result.json", json.dumps(asdict(result), indent=1) + "\n")
+        folder.write("curves.png", picture)
+        folder.write("result.json", (json.dumps(asdict(result), indent=1) + "\n").encode())
     if result.stuck:
         training.display.say(
             f"The network did not learn: its loss ended no better than guessing ({data.chance_loss:.3f}). "
-            f"`{training.doctor}` says what to look at."
+            f"{training.doctor}"
         )
     return result

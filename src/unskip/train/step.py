@@ -74,8 +74,8 @@ class GraphStep(Step):
             if not isinstance(group["lr"], Tensor):
                 group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
         fresh = not self.optimizer.state
-        weights = {k: v.clone() for k, v in self.bare.state_dict().items()}
-        state = [t.clone() for t in self._optimizer_tensors()]
+        weights = {key: value.clone() for key, value in self.bare.state_dict().items()}
+        state = [tensor.clone() for tensor in self._optimizer_tensors()]
         random = torch.cuda.get_rng_state(device)
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
@@ -111,29 +111,24 @@ def make_step(
     constraints: Sequence[Constraint] = (),
 ) -> Step:
     """The step that a recipe asks for; a CUDA graph is refused where it can't be recorded."""
-    kind: type[Step] = Step
-    if recipe.run.cuda_graph:
-        obstacles = {
-            "it needs an NVIDIA GPU": accelerator.device.type != "cuda",
-            "it works on one GPU": accelerator.num_processes > 1,
-            "precision='fp16' asks the CPU at each update; use 'bf16'": recipe.run.precision == "fp16",
-            f"of optimizers it works with {', '.join(CAPTURABLE)}": recipe.optimizer.optimizer.lower()
-            not in CAPTURABLE,
-        }
-        for reason, there in obstacles.items():
-            if there:
-                raise ValueError(f"recipe: cuda_graph=true is not possible here: {reason}. Set cuda_graph=false.")
-        kind = GraphStep
+    obstacles = {
+        "it needs an NVIDIA GPU": accelerator.device.type != "cuda",
+        "it works on one GPU": accelerator.num_processes > 1,
+        "precision='fp16' asks the CPU at each update; use 'bf16'": recipe.run.precision == "fp16",
+        f"its optimizers are {', '.join(CAPTURABLE)}": recipe.optimizer.optimizer.lower() not in CAPTURABLE,
+    }
+    for reason in (words for words, there in obstacles.items() if there and recipe.run.cuda_graph):
+        raise ValueError(f"recipe: cuda_graph=true is not possible here: {reason}. Set cuda_graph=false.")
+    kind = GraphStep if recipe.run.cuda_graph else Step
     return kind(accelerator, network, optimizer, recipe, penalties, constraints)
 
 
 def make_loss(recipe: Recipe) -> Callable[[Tensor, Tensor], Tensor]:
     """Cross-entropy, or timm's binary one. Mixed batches come with soft labels that are smoothed already."""
-    mixed = recipe.data.mixes
+    smoothing = 0.0 if recipe.data.mixes else recipe.optimizer.smoothing
     if recipe.optimizer.loss == "binary":
-        smoothing = 0.0 if mixed else recipe.optimizer.smoothing
         return BinaryCrossEntropy(smoothing=smoothing)
-    return SoftTargetCrossEntropy() if mixed else nn.CrossEntropyLoss(label_smoothing=recipe.optimizer.smoothing)
+    return SoftTargetCrossEntropy() if recipe.data.mixes else nn.CrossEntropyLoss(label_smoothing=smoothing)
 
 
 def compile_network(network: nn.Module, recipe: Recipe, image_size: int) -> None:
@@ -151,10 +146,8 @@ def compile_network(network: nn.Module, recipe: Recipe, image_size: int) -> None
         return
     blocks = [child for module in network.modules() if _holds_blocks(module) for child in module.children()]
     if not blocks:
-        raise ValueError(
-            f"recipe: compile='blocks' found no blocks in {type(network).__name__} (an nn.Sequential or nn.ModuleList "
-            "of modules that have modules of their own); use 'whole'."
-        )
+        name = type(network).__name__
+        raise ValueError(f"recipe: compile='blocks' found no blocks in {name}, one after the other; use 'whole'.")
     device = next(network.parameters()).device
     by_kernels = recipe.run.precision == "bf16" and recipe.run.channels_last and image_size <= fused.MAX_SIDE
     for block in blocks:

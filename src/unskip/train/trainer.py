@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,7 +24,7 @@ from unskip.train import machine, saving
 from unskip.train.checkpoint import Resume, RunFolder
 from unskip.train.display import Display
 from unskip.train.metrics import Metrics
-from unskip.train.optim import Rates, make_optimizer
+from unskip.train.optim import learning_rate, make_optimizer, set_rates
 from unskip.train.penalties import Constraint, Penalty, from_config
 from unskip.train.recipe import Recipe
 from unskip.train.step import STATS, compile_network, make_step
@@ -46,20 +45,20 @@ class Training:
         self,
         accelerator: Accelerator,
         recipe: Recipe,
-        network: nn.Module,
+        model: nn.Module,
         data: DataSet,
         folder: RunFolder,
         penalties: Sequence[Penalty] = (),
         constraints: Sequence[Constraint] = (),
         silent: bool = False,
-        own: str = "",
-        stop: machine.Stop | None = None,
+        own: str = "",  # the class of a network that the recipe does not name
+        stop: machine.Stop | None = None,  # shared by several runs, and installed by whoever made it
     ) -> None:
-        self.own = own  # the class of a network that the recipe does not name
-        self.stop = stop or machine.Stop()
-        self.signals = nullcontext() if stop else self.stop  # a shared one is installed by whoever made it
-        self.accelerator, self.recipe, self.folder, self.main = accelerator, recipe, folder, accelerator.is_main_process
+        self.accelerator, self.recipe, self.folder, self.own = accelerator, recipe, folder, own
+        self.main = accelerator.is_main_process
         self.silent = silent or not self.main
+        self.stop = stop or machine.Stop()
+        self.signals = nullcontext() if stop else self.stop
         dtype = torch.float64 if recipe.run.precision == "fp64" else torch.float32
         partition = Partition(accelerator.process_index, accelerator.num_processes)
         self.feed = make_feed(
@@ -67,26 +66,23 @@ class Training:
         )
         self.data = self.feed.data
         self.fingerprint = self.data.fingerprint()
-        if recipe.run.recalibrate_batchnorm and not any(isinstance(m, _BatchNorm) for m in network.modules()):
-            raise ValueError(
-                f"recipe: recalibrate_batchnorm={recipe.run.recalibrate_batchnorm} measures BatchNorm's statistics, "
-                "and the network has no BatchNorm; leave it out."
-            )
-        network = network.to(accelerator.device, dtype)
+        images = recipe.run.recalibrate_batchnorm
+        if images and not any(isinstance(m, _BatchNorm) for m in model.modules()):
+            raise ValueError(f"recipe: recalibrate_batchnorm={images} needs one, and no BatchNorm is in the network.")
+        model = model.to(accelerator.device, dtype)
         if recipe.run.channels_last:
-            network = network.to(memory_format=torch.channels_last)
+            model = model.to(memory_format=torch.channels_last)
         if recipe.run.sync_bn and partition.world > 1:
-            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
-        more = from_config(network, recipe.optimizer)
-        self.ema = ModelEmaV3(network, decay=recipe.optimizer.ema, use_warmup=True) if recipe.optimizer.ema else None
-        compile_network(network, recipe, self.data.image_size)
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        more = from_config(model, recipe.optimizer)
+        self.ema = ModelEmaV3(model, decay=recipe.optimizer.ema, use_warmup=True) if recipe.optimizer.ema else None
+        compile_network(model, recipe, self.data.image_size)
         self.network, self.optimizer = accelerator.prepare(
-            network, make_optimizer(network, recipe.optimizer, cuda_graph=recipe.run.cuda_graph)
+            model, make_optimizer(model, recipe.optimizer, cuda_graph=recipe.run.cuda_graph)
         )
         penalties, constraints = [*penalties, *more[0]], [*constraints, *more[1]]
         self.step = make_step(accelerator, self.network, self.optimizer, recipe, penalties, constraints)
         self.bare = self.step.bare
-        self.rates = Rates(recipe.optimizer, recipe.run.epochs, self.feed.steps)
         self.total = recipe.run.epochs * self.feed.steps
         # Updates between asking each other about signals
         self.wait = 1 if partition.world == 1 else recipe.run.log_steps
@@ -101,17 +97,17 @@ class Training:
 
     @property
     def doctor(self) -> str:
-        """What looks into the network."""
-        return "unskip.diagnose(network, batch)" if self.own else self.recipe.doctor
+        """A sentence that names what looks into the network."""
+        return f"`{'unskip.diagnose(model, batch)' if self.own else self.recipe.doctor}` says what to look at."
 
-    def updates(self, resume: Resume) -> Iterator[None]:
+    def updates(self, resume: Resume, *, take_over: bool = False) -> Iterator[None]:
         """Trains to the end, from the start or from the checkpoint in the folder. Yields after each update."""
         recipe = self.recipe
-        found = broadcast_object_list([self.folder.open(resume) if self.main else None])[0]
+        found = machine.on_main(self.accelerator, lambda: self.folder.open(resume, take_over=take_over))
         rng.set_seed(recipe.run.seed, self.accelerator.process_index)
         length = saving.restore(self) if found else 0
         if self.main and not found:
-            self.folder.write_text("recipe.toml", recipe.to_toml())
+            self.folder.write("recipe.toml", recipe.to_toml().encode())
         metrics: AbstractContextManager[Metrics | None] = nullcontext()
         if self.main:
             board = self.folder.path / "tensorboard" if recipe.run.tensorboard else None
@@ -129,30 +125,31 @@ class Training:
 
     def epoch(self) -> Iterator[None]:
         """From wherever this epoch stands to its end: updates, validation, checkpoint."""
-        epoch, start = divmod(self.done, self.feed.steps)
+        config, steps = self.recipe.run, self.feed.steps
+        epoch, start = divmod(self.done, steps)
         began = time.perf_counter()
         self.network.train()
         for x, y in self.feed.epoch(epoch, start):
-            lr = self.rates.apply(self.optimizer, self.done)
+            lr = learning_rate(self.recipe.optimizer, self.done, epochs=config.epochs, steps=steps)
+            set_rates(self.optimizer, lr)
             stats = self.step(x, y)
             self.done += 1
             if self.ema is not None:
                 self.ema.update(self.bare, step=self.done)
             self.pending.append(({"kind": "step", "step": self.done, "epoch": epoch + 1, "lr": lr}, stats))
             yield
-            if self.done % self.recipe.run.log_steps == 0:
+            if self.done % config.log_steps == 0:
                 self.read_back()
                 self.flush_metrics(keep=1)  # what the GPU has finished long ago, so that it never waits for us
-            if self.done % self.feed.steps == 0:
+            if self.done % steps == 0:
                 break  # the end of an epoch is saved after its validation
-            if self.recipe.run.save_steps and self.done % self.recipe.run.save_steps == 0:
+            if config.save_steps and self.done % config.save_steps == 0:
                 saving.save(self)
             if self.done % self.wait == 0:
                 self.stop_if_asked()
         self.flush_metrics()
-        images = (self.feed.steps - start) * self.recipe.run.batch
-        self.close_epoch(epoch + 1, images / (time.perf_counter() - began))
-        if self.done == self.total or time.perf_counter() - self.clock >= self.recipe.run.save_seconds:
+        self.close_epoch(epoch + 1, (steps - start) * config.batch / (time.perf_counter() - began))
+        if self.done == self.total or time.perf_counter() - self.clock >= config.save_seconds:
             saving.save(self)
         if self.done < self.total:
             self.stop_if_asked()
@@ -173,14 +170,11 @@ class Training:
             self.metrics.write([row])
         self.display.epoch(row)
         self.stuck = self.is_stuck(loss, error)
-        if (
-            self.stuck
-            and self.done >= 30
-            and epoch == max(self.recipe.run.epochs // 4, 1 + math.ceil(self.recipe.optimizer.warmup_epochs))
-        ):
+        judged = max(self.recipe.run.epochs // 4, 1 + math.ceil(self.recipe.optimizer.warmup_epochs))
+        if self.stuck and self.done >= 30 and epoch == judged:
             self.display.say(
                 f"After epoch {epoch} the loss is still {loss:.3f}, where guessing gives {self.data.chance_loss:.3f}. "
-                f"`{self.doctor}` says what to look at."
+                f"{self.doctor}"
             )
 
     def read_back(self) -> None:
@@ -207,23 +201,18 @@ class Training:
             rows, values, arrived = self.asked_for.pop(0)
             if arrived is not None:
                 arrived.synchronize()
-            self.write_down(rows, values.double().tolist())
-
-    def write_down(self, rows: list[dict[str, Any]], values: list[list[float]]) -> None:
-        """Appends updates to metrics.jsonl and to the sums of the epoch."""
-        for row, stats in zip(rows, values, strict=True):
-            row.update(zip(STATS, stats, strict=True))
-            self.sums = [a + b for a, b in zip(self.sums, stats, strict=True)]
-        if self.metrics is not None:
-            self.metrics.write(rows)
-        self.display.update(rows[-1], len(rows) * self.recipe.run.batch)
-        lost = next((row for row in rows if not math.isfinite(row["loss"] + row["penalty"])), None)
-        if lost is not None:
-            raise TrainingDiverged(
-                f"train: the loss is {lost['loss']} at update {lost['step']:,} (learning rate {lost['lr']:.4g}). A "
-                "lower lr, more warmup_epochs or clip = 1 may help; "
-                f"`{self.doctor}` says what to look at."
-            )
+            for row, stats in zip(rows, values.double().tolist(), strict=True):
+                row.update(zip(STATS, stats, strict=True))
+                self.sums = [a + b for a, b in zip(self.sums, stats, strict=True)]
+            if self.metrics is not None:
+                self.metrics.write(rows)
+            self.display.update(rows[-1], len(rows) * self.recipe.run.batch)
+            for row in rows:
+                if not math.isfinite(row["loss"] + row["penalty"]):
+                    raise TrainingDiverged(
+                        f"train: the loss is {row['loss']} at update {row['step']:,} (learning rate {row['lr']:.4g}). "
+                        f"A lower lr, more warmup_epochs or clip = 1 may help; {self.doctor}"
+                    )
 
     def is_stuck(self, loss: float, error: float) -> bool:
         """Whether training is where guessing is: by the loss where that can be compared, else by the error."""
