@@ -41,7 +41,7 @@ class StagedNet(nn.Module):
 
     def forward_features(self, x: Tensor) -> Tensor:
         for name in self.stage_names:
-            stage = self.get_submodule(name)
+            stage = getattr(self, name)  # the compiler of PyTorch 2.6 does not know get_submodule
             x = checkpoint_seq(stage, x) if self.grad_checkpointing and self.training else stage(x)
         return x
 
