@@ -27,7 +27,7 @@ from unskip.methods.lean import LeanInverted, LeanSequential
 from unskip.methods.partial import PartialConv2d
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.registry import check_options, register_method
-from unskip.methods.spec import RECTIFIERS, BlockSpec, BranchLayer, Conv, Unsupported, conv_arguments, factory
+from unskip.methods.spec import NORMS, RECTIFIERS, BlockSpec, BranchLayer, Conv, Unsupported, conv_arguments, factory
 from unskip.methods.stack import stacked_layers
 
 Norm = Literal["first", "both"]
@@ -50,7 +50,11 @@ class LearnerBlock(nn.Module):
 
 
 class PNNHBlock(LearnerBlock):
-    """y = σ(learner(x) + coder(x)), of x through `pre` where the block has one."""
+    """y = σ(learner(x) + coder(x)), of x through `pre` where the block has one.
+
+    The network's last block may have a norm behind it, `head_norm`: nothing else normalises the sum that the learners
+    build up. It goes into the classifier when the network is folded.
+    """
 
     skip_free = True
 
@@ -65,8 +69,13 @@ class PNNHBlock(LearnerBlock):
     ) -> None:
         super().__init__(pre, learner, drop_path, act)
         self.coder = coder
+        self.head_norm: nn.Module | None = None
 
     def forward(self, x: Tensor) -> Tensor:
+        y = self._response(x)
+        return y if self.head_norm is None else self.head_norm(y)
+
+    def _response(self, x: Tensor) -> Tensor:
         layers = fused.supports(self, x)
         if layers is not None:
             return fused.run(layers, x)
@@ -78,7 +87,10 @@ class PNNHBlock(LearnerBlock):
 
     def to_ordinary(self) -> nn.Sequential:
         """The block in its stacked form: pre, convolution, activation, (convolution, activation,) convolution, act."""
-        return nn.Sequential(*self.pre, *self._joined(), self.act)
+        return nn.Sequential(*self.pre, *self._joined(), *self._behind())
+
+    def _behind(self) -> list[nn.Module]:
+        return [self.act] if self.head_norm is None else [self.act, self.head_norm]
 
     def to_fast(self) -> nn.Module | None:
         """Learner beside a coder without matrices. Without such a coder an inverted bottleneck is stacked, its hidden
@@ -86,10 +98,10 @@ class PNNHBlock(LearnerBlock):
         coder = None if self.coder is None else fast_form(self.coder)
         if coder is not None:
             block = PNNHBlock(pre=self.pre, learner=self.learner, coder=coder, act=self.act)
-            block.drop_path = self.drop_path
+            block.drop_path, block.head_norm = self.drop_path, self.head_norm
             return block
         if isinstance(self.learner, JoinedSequential):
-            return JoinedSequential(*self.pre, *self._joined(ALIGNED), self.act)
+            return JoinedSequential(*self.pre, *self._joined(ALIGNED), *self._behind())
         return None
 
     def _joined(self, multiple: int = 1) -> list[nn.Module]:
@@ -114,7 +126,7 @@ class PNNH:
     signed: Signed = "paired"  # blocks with linear output (MobileNet-V2): carry x+ and x-, or put σ after the sum
     uncarried: Uncarried = "kxk"  # taps for the channels that pretext="identity" does not carry: all, or the centre
     hidden: Mapping[int, int] | None = None  # width of the learner by that of the block, {48: 8}; None: H - C_B
-    head_norm: bool | None = None  # a norm before pooling; None: where the network has a place for one (CIFAR ResNets)
+    head_norm: bool | None = None  # a norm before pooling; None: unless a norm follows the last block anyway
     block: BlockForm = "auto"  # plain: the formula; fast: no matrices; lean: less memory; auto: fast (MobileNet: lean)
     seed: int = 0  # of fitted and random coders
 
@@ -309,15 +321,38 @@ def learner_width(spec: BlockSpec, code: int) -> int:
 
 
 def set_head_norm(where: str, model: nn.Module, wanted: bool | None) -> None:
-    """Puts a norm before the model's pooling. False leaves its head as it is."""
+    """Puts a norm before the pooling: where the network itself has a place for it, else behind its last block.
+
+    False leaves the network as it is, and so does None where a norm follows the last block anyway, as in MobileNet-V2,
+    pre-activation networks and transformers.
+    """
     place = getattr(model, "add_head_norm", None)
-    if wanted and place is None:
-        raise ValueError(
-            f"{where}: head_norm=True, but {type(model).__name__} has no place for a norm before its pooling "
-            "(a method `add_head_norm`), as our CIFAR ResNets have; leave head_norm out."
-        )
-    if place is not None and wanted is not False:
+    if wanted is False:
+        return
+    if place is not None:
         place()
+        return
+    blocks = [module for module in model.modules() if isinstance(module, PNNHBlock)]
+    norms = [module for module in model.modules() if isinstance(module, NORMS)]
+    inside = [module for module in blocks[-1].modules() if isinstance(module, NORMS)] if blocks else []
+    convs = [module for module in blocks[-1].learner if isinstance(module, nn.Conv2d)] if blocks else []
+    if wanted and not (inside and convs):
+        raise ValueError(
+            f"{where}: head_norm=True, but the last block of {type(model).__name__} has no convolutions with norms; "
+            "leave head_norm out."
+        )
+    if inside and convs and (wanted or norms[-1] is inside[-1]):
+        blocks[-1].head_norm = norm_like(inside[-1], convs[-1].out_channels, **factory(convs[-1]))
+        blocks[-1].register_load_state_dict_post_hook(_name_head_norm)
+
+
+def _name_head_norm(block: nn.Module, keys: Any) -> None:
+    """Says of weights without a norm before pooling how to build the network that they fit."""
+    found = [key for key in keys.missing_keys if ".head_norm." in key]
+    if found:
+        path = found[0].rpartition(".")[0]
+        others = [key for key in keys.missing_keys if key not in found]
+        keys.missing_keys[:] = [*others, f"{path}, a norm before pooling: build the network with head_norm=False"]
 
 
 def check_hidden(hidden: object) -> dict[int, int]:
