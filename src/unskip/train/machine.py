@@ -35,6 +35,8 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
     precision = recipe.run.precision if recipe.run.precision in ("bf16", "fp16") else "no"
     # Accelerate joins processes on CPUs only where it is told that there is nothing better.
     cpu = recipe.run.device == "cpu" or not torch.accelerator.is_available()
+    if cpu and utils.parse_flag_from_env("ACCELERATE_USE_FSDP"):
+        raise ValueError("train: the launcher asks for FSDP, which Accelerate has on GPUs alone. Use DDP on CPUs.")
     accelerator = Accelerator(mixed_precision=precision, cpu=cpu, kwargs_handlers=handlers)
     where = accelerator.device.type
     launched = utils.get_int_from_env(["WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"], 1)
@@ -50,8 +52,6 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
             raise ValueError(f"recipe: precision='fp16' needs a GPU, and this runs on {where}. Use 'bf16' or 'fp32'.")
         if recipe.run.sync_bn:
             raise ValueError(f"recipe: sync_bn=true needs GPUs, and this runs on {where}. Set sync_bn=false.")
-    if utils.parse_flag_from_env("ACCELERATE_USE_FSDP") and not _sharded(accelerator):
-        raise ValueError(f"train: the launcher asks for FSDP, and Accelerate shards nothing on {where}. Use DDP there.")
     for name in ("ema", "orthogonal", "max_norm", "decay_from", "keep"):
         value = recipe.flat()[name]
         if _sharded(accelerator) and value not in (0.0, "zero", "last"):
