@@ -45,8 +45,9 @@ $(READY): pyproject.toml
 $(OLDEST)/.ready: pyproject.toml .ci/oldest.py
 	$(PYTHON) -m venv $(OLDEST)
 	$(PYTHON) .ci/oldest.py > $(OLDEST)/constraints.txt
-	$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt --editable '.[dists,test]' \
-	  || { echo "make test-oldest: pip can't install the oldest versions that pyproject.toml admits (see above). It needs a package index and 7 GB of disk." >&2; exit 1; }
+	$(OLDEST)/bin/python -m pip install --quiet --no-compile --no-cache-dir \
+	  --constraint $(OLDEST)/constraints.txt --editable '.[dists,test]' \
+	  || { echo "make test-oldest: pip can't install the oldest versions that pyproject.toml admits (see above). It needs a package index and 10 GB of disk." >&2; exit 1; }
 	touch $@
 
 clean:

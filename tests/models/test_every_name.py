@@ -32,8 +32,8 @@ NAMES = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.full]) f
 def small(name: str) -> dict:
     """Arguments that keep a test cheap without changing what is tested."""
     if ENTRIES[name].family == "swin":
-        return {"img_size": 64}
-    return {"img_size": 32} if ENTRIES[name].family == "vit" else {}
+        return {"img_size": 64, "embed_dim": 48}
+    return {"img_size": 32, "depth": 3} if ENTRIES[name].family == "vit" else {}
 
 
 def images(name: str) -> Tensor:
