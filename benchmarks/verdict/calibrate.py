@@ -39,7 +39,7 @@ def train(candidate: Candidate, lr: float, seed: int) -> dict[str, Any]:
     model = candidate.build()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            result = run(RECIPE.replace(lr=lr, seed=seed), network=model, out=Path(folder) / "run", silent=True)
+            result = run(RECIPE.replace(lr=lr, seed=seed), model=model, out=Path(folder) / "run", silent=True)
         except TrainingDiverged:
             return {"rate": lr, "seed": seed, "error": CHANCE}
     return {"rate": lr, "seed": seed, "error": round(result.test_error, 2), "s": round(result.seconds, 1)}
@@ -80,11 +80,11 @@ def train_all(name: str, match: str, out: Path) -> None:
 
 def examine(candidate: Candidate) -> tuple[Verdict, dict[str, tuple[float, float]]]:
     """The verdict on a freshly built network, and the quantity and the severity of each rule."""
-    data = sets.load(RECIPE)
-    x = data.train.images[: RECIPE.batch].permute(0, 3, 1, 2).float() / 255  # (B, 1, 8, 8)
+    data = sets.load(RECIPE.data)
+    x = data.train.images[: RECIPE.run.batch].permute(0, 3, 1, 2).float() / 255  # (B, 1, 8, 8)
     torch.manual_seed(0)
     model = candidate.build()
-    found = measure(model, (x - data.mean[0]) / data.std[0], data.train.labels[: RECIPE.batch], families=FAMILIES)
+    found = measure(model, (x - data.mean[0]) / data.std[0], data.train.labels[: RECIPE.run.batch], families=FAMILIES)
     signs = {rule.__name__: rule(found) for rule in RULES}
     return judge(found), {name: (sign.value, sign.severity) for name, sign in signs.items() if sign is not None}
 

@@ -7,10 +7,13 @@ from typing import Annotated
 import typer
 
 from unskip.cli import Importing
+from unskip.cli.options import MAX_SEED
 
 
 def demo(
-    seed: Annotated[int, typer.Option(help="Seed of the weights and of the order of the images.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the weights and of the order of the images.", min=0, max=MAX_SEED)
+    ] = 0,
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the picture and the pages.")] = Path(
         "unskip-demo"
     ),

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from unskip.cli import Importing
-from unskip.cli.options import Force, InputSize, Network, Pretrained, Weights
+from unskip.cli.options import MAX_SEED, Force, InputSize, Network, Pretrained, Weights
 from unskip.cli.tables import console_for_tables, fitted
 
 
@@ -26,10 +26,13 @@ def doctor(
             "or just images). Digits unless given, brought to the network's size; noise where no image fits."
         ),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Inputs; 64 unless given, 16 above 64 px.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Inputs; 64 unless given, 16 above 64 px.", max=100_000)
+    ] = None,
     input_size: InputSize = None,
     seed: Annotated[
-        int, typer.Option(help="Seed of the weights, of the images taken, and of what measuring draws.")
+        int,
+        typer.Option(help="Seed of the weights, of the images taken, and of what measuring draws.", max=MAX_SEED),
     ] = 0,
     measure: Annotated[
         list[str] | None,
@@ -45,7 +48,7 @@ def doctor(
 ) -> None:
     """Looks into a network before it is trained: what happens to the signal and the gradient, and what that means.
 
-    Exit codes: 0 there is an answer, whatever it is; 2 something that you gave is wrong.
+    Exit codes: 0 there is an answer, whatever it is; 2 an argument is wrong.
     """
     with Importing():
         from unskip.doctor.examine import InputSpec, check_free, examine
