@@ -20,10 +20,12 @@ def demo(
 ) -> None:
     """Trains a 56-layer network three ways (plain, PNNH, residual) on a CPU and shows why the plain one fails."""
     with Importing():
+        from unskip._core.files import make_folder
         from unskip.demo import story
         from unskip.demo.view import View, table
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the runs too, as Ctrl-C does
+    make_folder(out, command="demo", way_out="Choose another one (--out).")
     with View() as view:
         told = story.tell(seed, out, view.show)
     picture, page = story.write(told, out)
