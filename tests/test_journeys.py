@@ -80,7 +80,10 @@ def test_every_step_exists(journey: str) -> None:
         assert callable(found), f"docs/design.md, journey {journey}: {file} has no {function}"
 
 
-@pytest.mark.parametrize("journey", RUNS)
+SLOW = ("train", "doctor", "plainify → export")  # seconds each, with a profile of every call
+
+
+@pytest.mark.parametrize("journey", [pytest.param(j, marks=[pytest.mark.full] * (j in SLOW)) for j in RUNS])
 def test_a_journey_goes_straight_down(journey: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are entered for the first time in the order of the page; surgery and reading happen once."""
     calls: Counter[str] = Counter()  # in the order of the first call
