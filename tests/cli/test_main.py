@@ -31,7 +31,7 @@ def test_every_option_is_explained_and_out_is_short_o_everywhere(words: list[str
     assert not any(re.match("(Auto|Cifar10|Digits|Npz|Pnnh|Usps|Torch)", option.help) for option in options.values())
 
 
-CHOICES = {"auto", "cpu", "fp32", "dense", "never", "rm"}
+CHOICES = {"auto", "cpu", "fp32", "dense", "never", "rm", "same"}
 
 
 def test_help_is_wrapped_for_the_width_at_hand() -> None:

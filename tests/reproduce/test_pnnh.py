@@ -69,5 +69,5 @@ def test_dists_without_its_parts_is_a_sentence_before_the_work(monkeypatch: pyte
 
 
 def test_what_a_user_gets_wrong_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="images=4 must be at least 16"):
+    with pytest.raises(ValueError, match="images=4 must be between 16 and"):
         reproduce("pnnh-figure1", out=tmp_path, images=4)

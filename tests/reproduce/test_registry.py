@@ -8,25 +8,25 @@ from typing import Annotated
 import pytest
 import torch
 
-from unskip.reproduce import REPRODUCTIONS, Outcome, reproduce, reproduction
-from unskip.reproduce.drawing import dress, panels
+from unskip._core.drawing import dress, panels
+from unskip.reproduce import REPRODUCTIONS, Outcome, Settings, reproduce, reproduction
 from unskip.reproduce.registry import ABOUT
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Small(Settings):
     times: Annotated[int, "how often"] = 2
 
 
 @pytest.fixture
 def small() -> object:
-    @reproduction("small", source="Nobody 2024, Figure 0", shows="nothing", config=Config)
-    def run(config: Config) -> Outcome:
+    @reproduction("small", source="Nobody 2024, Figure 0", shows="nothing", settings=Small)
+    def run(settings: Small) -> Outcome:
         torch.manual_seed(7)  # as some do for the networks that they build
         figure, (axes,) = panels(1, 1, size=(2, 2), title="small")
-        axes.plot([1, 10], [config.times, 3])
+        axes.plot([1, 10], [settings.times, 3])
         dress(axes, x="x", y="y", log_x=True)
-        return Outcome(lines=("done.",), numbers={"times": config.times}, figure=figure)
+        return Outcome(lines=("done.",), numbers={"times": settings.times}, figure=figure)
 
     yield run
     del REPRODUCTIONS["small"]
@@ -67,9 +67,9 @@ def test_what_a_user_gets_wrong_is_said(small: object, tmp_path: Path) -> None:
         reproduce("small", out=tmp_path, record=Path("/proc/self"))  # there, and nobody's to write to
     assert not list(tmp_path.glob("small*"))
     with pytest.raises(ValueError, match="the name 'small' is taken"):
-        reproduction("small", config=Config)(small)  # type: ignore[arg-type]
+        reproduction("small", settings=Small)(small)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"'new' is not in reproductions\.toml, so source='' and shows='so' must say"):
-        reproduction("new", shows="so", config=Config)(small)  # type: ignore[arg-type]
+        reproduction("new", shows="so", settings=Small)(small)  # type: ignore[arg-type]
 
 
 def test_the_papers_figures_have_names() -> None:

@@ -73,9 +73,9 @@ def test_figures_are_drawn(name: str, tmp_path: Path) -> None:
 
 
 def test_what_a_user_gets_wrong_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="repeats=1 must be at least 2"):
+    with pytest.raises(ValueError, match="repeats=1 must be between 2 and"):
         reproduce("seqnet-figure6", out=tmp_path, repeats=1)
     with pytest.raises(ValueError, match="depth=21 must be even"):
         reproduce("seqnet-figure1", out=tmp_path, depth=21)
-    with pytest.raises(ValueError, match="batch=2 at least 3"):
+    with pytest.raises(ValueError, match="batch=2 must be between 3 and"):
         reproduce("seqnet-figure5", out=tmp_path, batch=2)

@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 
@@ -23,13 +24,11 @@ from unskip.reproduce.pnnh_table4 import table4_rows
 from unskip.reproduce.trained import (
     Row,
     Trained,
+    TrainedTable,
     chosen,
-    difference,
-    markdown,
-    outcome,
     run_recipe,
     summary,
-    train_rows,
+    train_table,
 )
 from unskip.train import run
 from unskip.train.many import Finished, check_recipe, finished, run_many
@@ -44,8 +43,8 @@ LOST = Row(name="lost", label="a rate too high", recipe=SMALLER.replace(lr=1e20,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Trained):
-    seeds: int = 1
+class OneSeed(Trained):
+    seeds: Annotated[int, "runs of each row"] = 1
 
 
 def test_rows_are_the_papers() -> None:
@@ -106,7 +105,7 @@ def test_what_the_user_sets_reaches_the_recipe() -> None:
     assert len(chosen(rows, Trained())) == len(rows)
     with pytest.raises(ValueError, match=r"--rows has 'resnet11', and there is no such row .* mean 'resnet110'"):
         chosen(rows, Trained(rows="resnet11"))
-    with pytest.raises(ValueError, match="seeds=0 must be at least 1"):
+    with pytest.raises(ValueError, match="seeds=0 must be between 1 and"):
         Trained(seeds=0)
     with pytest.raises(ValueError, match="dataset='imagefolder' must be one of"):
         Trained(dataset="imagefolder")
@@ -118,15 +117,20 @@ def test_zero_is_zero_and_the_papers_number_is_what_is_left_out() -> None:
     assert recipe.optimizer.weight_decay > 0
     assert run_recipe(recipe, Trained(weight_decay=0.0, device="cpu"), seed=0).optimizer.weight_decay == 0
     assert run_recipe(recipe, Trained(device="cpu"), seed=0).optimizer.weight_decay == recipe.optimizer.weight_decay
-    shown = outcome("a-table", Trained(weight_decay=0.0, epochs=3, device="cpu"), ROWS, {})
+    shown = TrainedTable("a-table", Trained(weight_decay=0.0, epochs=3, device="cpu"), ROWS, {}).outcome()
     assert any("a-table --epochs 3 --seeds 3 --weight-decay 0.0 --dataset" in line for line in shown.readme)
-    for config in (Trained, REPRODUCTIONS["plainnet-table2"].config):
+    for settings in (Trained, REPRODUCTIONS["plainnet-table2"].settings):
         for wrong in (0, -1):
-            with pytest.raises(ValueError, match=rf"--epochs {wrong} must be at least 1; leave it out for the paper's"):
-                config(epochs=wrong)
-    with pytest.raises(ValueError, match=r"--weight-decay -0\.1 must not be negative; leave it out for the paper's"):
-        Trained(weight_decay=-0.1)
-    with pytest.raises(ValueError, match="--at-once 0 must be at least 1; leave it out for 8 on a GPU"):
+            with pytest.raises(
+                ValueError, match=rf"epochs={wrong} must be between 1 and .*; leave it out for the paper's"
+            ):
+                settings(epochs=wrong)  # type: ignore[call-arg]
+    for wrong in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(
+            ValueError, match=r"weight_decay=.* must be between 0 and 100; leave it out for the paper's"
+        ):
+            Trained(weight_decay=wrong)
+    with pytest.raises(ValueError, match="at_once=0 must be between 1 and 1,000; leave it out for 8 on a GPU"):
         Trained(at_once=0)
 
 
@@ -142,18 +146,18 @@ def test_mean_spread_and_difference() -> None:
     assert str(summary(runs(6.0, None))) == "6.00 (n = 1, 1 diverged)"
     assert str(summary(runs(None, None))) == "diverges (n = 2)"
     rows = [Row(name="a", label="A", error=6.37), Row(name="b", label="B", error=6.61)]
-    found = {"a": runs(9.0, 8.0), "b": runs(8.0)}
-    assert difference(rows, found, "a", "b", "A less B") == ["A less B: paper -0.24, ours +0.50 points."]
-    assert difference(rows, {"a": runs(9.0)}, "a", "b", "A less B") == []
-    assert "| A | 6.37 | 8.50 ± 0.71 (n = 2) | 9.00, 8.00 |  | 1,234 |" in markdown(rows, found)
+    table = TrainedTable("a-table", Trained(), rows, {"a": runs(9.0, 8.0), "b": runs(8.0)})
+    assert table.difference("a", "b", "A less B") == "A less B: paper -0.24, ours +0.50 points."
+    assert not TrainedTable("a-table", Trained(), rows, {"a": runs(9.0)}).difference("a", "b", "A less B")
+    assert "| A | 6.37 | 8.50 ± 0.71 (n = 2) | 9.00, 8.00 |  | 1,234 |" in table.markdown()
 
 
 def test_a_table_is_trained_written_and_not_trained_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
 
-    @reproduction("small-table", source="Nobody 2024, Table 0", shows="nothing", config=Config, trains=True)
-    def table(config: Config, folder: Path) -> Outcome:
-        return outcome("small-table", config, ROWS, train_rows(ROWS, config, folder), findings=["Found."])
+    @reproduction("small-table", source="Nobody 2024, Table 0", shows="nothing", settings=OneSeed, trains=True)
+    def table(settings: OneSeed, folder: Path) -> Outcome:
+        return train_table("small-table", settings, ROWS, folder).outcome(["Found.", ""])
 
     try:
         fields = {"dataset": "digits", "epochs": 2, "device": "cpu"}
@@ -176,7 +180,7 @@ def test_a_table_is_trained_written_and_not_trained_twice(tmp_path: Path, capsys
     assert "Found." in written.outcome.lines
 
     # A second time nothing is trained, and another setting is refused.
-    recipes = {f"{row.name}_s0": run_recipe(row.recipe, Config(**fields), 0) for row in ROWS if row.recipe is not None}
+    recipes = {f"{row.name}_s0": run_recipe(row.recipe, OneSeed(**fields), 0) for row in ROWS if row.recipe is not None}
     before = (tmp_path / "small-table" / "runs" / "batch_s0" / "result.json").stat().st_mtime_ns
     results = run_many(recipes, tmp_path / "small-table" / "runs", at_once=1, say=said.append)
     assert said == ["1 of 1 runs are done already."]
@@ -198,9 +202,8 @@ def test_one_that_diverges_is_a_result_and_one_that_fails_is_named(tmp_path: Pat
     results = run_many(recipes, tmp_path, at_once=2, say=said.append)
     assert results["lost_s0"].test_error is None
     assert "the loss is" in (tmp_path / "lost_s0" / "diverged.txt").read_text()
-    assert "| a rate too high | diverges | diverges (n = 1) | diverged |  |  |" in markdown(
-        [LOST], {"lost": list(results.values())}
-    )
+    table = TrainedTable("a-table", Trained(), [LOST], {"lost": list(results.values())})
+    assert "| a rate too high | diverges | diverges (n = 1) | diverged |  |  |" in table.markdown()
 
 
 @pytest.mark.full

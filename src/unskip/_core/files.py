@@ -65,6 +65,8 @@ def check_free(path: Path, *, command: str, argument: str, force: bool, overwrit
     """
     if path.is_dir():
         raise ValueError(f"{command}: {argument} {str(path)!r} is a folder; name a file in it.")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{command}: {argument} {str(path)!r} is a device or a pipe; name a file.")
     if path.exists() and not force:
         raise ValueError(
             f"{command}: {str(path)!r} is there already. Choose another {argument}, or overwrite it with {overwrite}."

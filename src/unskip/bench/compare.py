@@ -13,7 +13,7 @@ import timm
 import torch
 
 from unskip._core.errors import RUN_ERRORS, reason
-from unskip.bench.compiling import Job, compile_ahead, make_forms, read, short_error
+from unskip.bench.compiling import compile_ahead, make_forms, read, short_error
 from unskip.bench.floor import DeviceRates, Work, measure_rates, work
 from unskip.bench.networks import AS_TRAINED, Candidate, check_outputs, common_input, load_candidates, own_layers
 from unskip.bench.runner import Runner, Task, tuned
@@ -56,7 +56,7 @@ class Comparison:
         # Fast layers run as the ordinary ones on a CPU: there is nothing to add there.
         self.candidates = load_candidates(model_specs, setting.layers, beside=setting.where.type == "cuda")
         shape = common_input(self.candidates, setting.size)
-        self.work = {c.name: self._count(c, shape) for c in self.candidates}
+        self.work = {c.name: self._count(c, (setting.images, *shape)) for c in self.candidates}
         check_outputs(self.candidates, {name: found.output for name, found in self.work.items()})
         self.task = Task(shape=shape, classes=self.work[self.first].output[-1])
         self.rates: DeviceRates | None = None
@@ -66,8 +66,7 @@ class Comparison:
         self.without_forms: dict[str, str] = {}  # why a model has no form for inference
         self.largest: dict[str, int | str] = {}  # the largest batch that fits, or why the search failed
 
-    def _count(self, candidate: Candidate, shape: Shape) -> Work:
-        batch = (self.setting.images, *shape)
+    def _count(self, candidate: Candidate, batch: Shape) -> Work:
         try:
             return work(candidate.model, batch, train=self.setting.train)
         except RUN_ERRORS as error:
@@ -78,16 +77,17 @@ class Comparison:
 
     def cases(self) -> list[list[Case]]:
         """What is timed, in groups whose rounds are interleaved: training and inference, eager and compiled."""
-        groups = []
-        for mode in ("train", "infer"):
-            for compiled in (False, True):
-                if getattr(self.setting, mode) and (self.setting.compiled if compiled else self.setting.eager):
-                    keys = [key for key in self.paths if key[1] == mode]
-                    groups.append([Case(network=n, mode=m, compiled=compiled, form=f) for n, m, f in keys])
-        return groups
+        ways = {False: self.setting.eager, True: self.setting.compiled}
+        groups = [
+            [Case(network=n, mode=m, compiled=compiled, form=f) for n, m, f in self.paths if m == mode]
+            for mode in ("train", "infer")
+            for compiled, wanted in ways.items()
+            if wanted
+        ]
+        return [group for group in groups if group]
 
-    def failure(self, case: Case) -> str:
-        """Why it can't be timed, if that is known."""
+    def _failure(self, case: Case) -> str:
+        """Why a case can't be timed, if that is known."""
         return self.without_forms.get(case.network, "") if case.mode == "infer" else ""
 
     # ------------------------------------------------------------ running
@@ -126,22 +126,23 @@ class Comparison:
                 self.paths |= {(name, "infer", form): path for form, path in forms.items()}
 
     def _compile_ahead(self) -> None:
-        cases = [case for group in self.cases() for case in group if case.compiled and not self.failure(case)]
+        cases = [case for group in self.cases() for case in group if case.compiled and not self._failure(case)]
         # The longest first, so that none of them is left alone at the end: training of the model with most layers.
         layers = {c.name: len(list(c.model.modules())) for c in self.candidates}
         cases.sort(key=lambda case: (case.mode == "train", layers[case.network]), reverse=True)
-        paths = [self.paths[case.network, case.mode, case.form] for case in cases]
-        jobs = [Job(case=c, path=p, task=self.task, setting=self.setting) for c, p in zip(cases, paths, strict=True)]
         began = time.perf_counter()
-        for message in compile_ahead(jobs, self.setting.compile_workers):
+        for message in compile_ahead({case: self._path(case) for case in cases}, self.task, self.setting):
             self.say(message)
         self.compile_seconds = time.perf_counter() - began
+
+    def _path(self, case: Case) -> Path:
+        return self.paths[case.network, case.mode, case.form]
 
     def _run_group(self, group: list[Case], changed: Callable[[], None]) -> None:
         runners: list[tuple[Runner, BenchRow]] = []
         try:
             for case in group:
-                row = BenchRow(case=case, error=self.failure(case))
+                row = BenchRow(case=case, error=self._failure(case))
                 self.rows.append(row)
                 try:
                     if not row.error:
@@ -151,7 +152,7 @@ class Comparison:
                     self.say(f"{case}: {row.error}")
                 changed()
             for i in range(self.setting.rounds):
-                self.say(f"{group[0].mode}, {'compiled' if group[0].compiled else 'eager'}: round {i + 1}")
+                self.say(f"{group[0].mode}, {group[0].how}: round {i + 1}")
                 # Back and forth, so that a drift of the clock favours nobody.
                 for runner, row in list(runners if i % 2 == 0 else reversed(runners)):
                     try:
@@ -171,12 +172,11 @@ class Comparison:
 
     def _ready(self, case: Case, row: BenchRow) -> Runner:
         self.say(f"{case}: {'compiling' if case.compiled else 'warming up'}")
-        model = read(self.paths[case.network, case.mode, case.form])
+        model = read(self._path(case))
         batch = (self.setting.images, *self.task.shape)
         row.work = self.work[case.network] if case.mode == "train" else work(model, batch, train=False)
         runner = Runner(case, model, self.task, self.setting)
-        row.rounds = runner.rounds
-        row.first_step, row.memory = runner.first_step, runner.peak()
+        row.rounds, row.first_step, row.memory = runner.rounds, runner.first_step, runner.peak()
         if self.setting.graph and self.setting.where.type == "cuda":
             runner.record_graph()
         return runner
@@ -185,8 +185,7 @@ class Comparison:
         """By eager steps, from two images on: a compiled one is compiled for one batch."""
         case = Case(network=name, mode="train", compiled=False)
         try:
-            model = read(self.paths[name, "train", AS_TRAINED])
-            runner = Runner(case, model, self.task, dataclasses.replace(self.setting, batch=2))
+            runner = Runner(case, read(self._path(case)), self.task, dataclasses.replace(self.setting, batch=2))
             try:
                 return runner.largest_batch(self.setting.fit)
             finally:
@@ -198,7 +197,7 @@ class Comparison:
 
     @property
     def failed(self) -> list[str]:
-        """What went wrong, a line each."""
+        """What went wrong, one line for each failure."""
         searches = [f"{name}, the largest batch: {why}" for name, why in self.largest.items() if isinstance(why, str)]
         return [f"{row.case}: {row.error}" for row in self.rows if row.error] + searches
 
@@ -226,7 +225,8 @@ class Comparison:
         """Speed and memory over the first model with the same layers; speed over the first model as it was built."""
 
         def over(other: BenchRow | None, what: str) -> float | None:
-            mine, others = getattr(row, what), getattr(other, what, None)
+            mine: float | None = getattr(row, what)
+            others: float | None = getattr(other, what, None)
             return mine / others if mine and others else None
 
         same, own = self.reference(row), self._best(own_layers(self.first), row.case)

@@ -7,14 +7,13 @@ slowest: the workers fill the compiler's cache on disk, where the process that t
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch._inductor.runtime.runtime_utils import cache_dir
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from unskip.bench.networks import forms
 from unskip.bench.runner import Runner, Task, tuned
@@ -24,39 +23,35 @@ from unskip.io.load import Shape
 SPAWN = multiprocessing.get_context("spawn")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A case to compile, and the file of its model."""
+def compile_ahead(files: Mapping[Case, Path], task: Task, setting: Setting) -> Iterator[str]:
+    """Compiles `setting.compile_workers` cases at a time, the first ones first; yields a sentence about each.
 
-    case: Case
-    path: Path
-    task: Task
-    setting: Setting
-    # Of the process that will time it: code for a CPU depends on them.
-    threads: int = field(default_factory=torch.get_num_threads)
-
-
-def compile_ahead(jobs: Sequence[Job], workers: int) -> Iterator[str]:
-    """Compiles so many cases at a time, the first ones first; yields a sentence about each as it is done."""
+    Args:
+        files: by case, the file of its model.
+        task: what all models read and give.
+        setting: how they are timed.
+    """
+    threads = torch.get_num_threads()  # of the process that will time them: code for a CPU depends on it
     # A fresh process each: forked ones can't use CUDA, and used ones would keep memory of the GPU.
-    with ProcessPoolExecutor(workers, mp_context=SPAWN, max_tasks_per_child=1) as pool:
-        for left, future in enumerate(as_completed([pool.submit(_compile, job) for job in jobs]), 1):
-            yield f"{future.result()}; {len(jobs) - left} left"
+    with ProcessPoolExecutor(setting.compile_workers, mp_context=SPAWN, max_tasks_per_child=1) as pool:
+        futures = [pool.submit(_compile, case, path, task, setting, threads) for case, path in files.items()]
+        for done, future in enumerate(as_completed(futures), 1):
+            yield f"{future.result()}; {len(futures) - done} left"
     # Launch settings that were fastest while many processes shared the GPU may not be the fastest alone.
     for note in Path(cache_dir()).rglob("*.best_config"):
         note.unlink(missing_ok=True)
 
 
-def _compile(job: Job) -> str:
+def _compile(case: Case, path: Path, task: Task, setting: Setting, threads: int) -> str:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")  # there are as many workers as cores
-    torch.set_num_threads(job.threads)  # `tuned` sets those that the setting asks for
+    torch.set_num_threads(threads)  # `tuned` sets those that the setting asks for
     began, error = time.perf_counter(), ""
     try:
-        with tuned(job.setting):
-            Runner(job.case, read(job.path), job.task, job.setting)
+        with tuned(setting):
+            Runner(case, read(path), task, setting)
     except Exception as failure:  # the process that times it meets the same error and puts it into its row
         error = short_error(failure)
-    return f"compiled in {time.perf_counter() - began:.0f} s: {job.case} {error}".rstrip()
+    return f"compiled in {time.perf_counter() - began:.0f} s: {case} {error}".rstrip()
 
 
 def make_forms(
@@ -86,7 +81,8 @@ def _save_forms(path: Path, input_size: Shape, folded: bool, threads: int = 0) -
 
 def read(path: Path) -> nn.Module:
     """The model in a file that this program has just written."""
-    return torch.load(path, map_location="cpu", weights_only=False)
+    model: nn.Module = torch.load(path, map_location="cpu", weights_only=False)
+    return model
 
 
 def short_error(error: Exception, characters: int = 800) -> str:

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 aten = torch.ops.aten
-PRODUCTS = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default}
+Shape = Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,63 +47,43 @@ class DeviceRates:
     bytes: float  # read plus written a second in a large copy
 
 
-class _Traffic(TorchDispatchMode):
-    """Counts the numbers that convolutions and matrix products read and write."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func is aten.convolution.default:
-            x, weight = args[:2]
-            self.numbers += x.numel() + weight.numel() + out.numel()
-        elif func is aten.convolution_backward.default:
-            gradient, x, weight = args[:3]
-            of_input, of_weight, _ = args[-1]
-            self.numbers += of_input * (gradient.numel() + weight.numel() + x.numel())
-            self.numbers += of_weight * (gradient.numel() + weight.numel() + x.numel())
-        elif func in PRODUCTS:
-            matrices = [a for a in args if isinstance(a, Tensor) and a.ndim >= 2]
-            self.numbers += sum(a.numel() for a in matrices) + out.numel()
-        return out
-
-
 def work(network: nn.Module, images: tuple[int, ...], *, train: bool) -> Work:
     """Counts one step on a batch of this shape, on the meta device: neither memory nor time is spent."""
     shadow = copy.deepcopy(network).to("meta").train(train)
-    traffic = _Traffic()
-    counter = FlopCounterMode(display=False, custom_mapping={aten.convolution_backward: _flops_backward})
-    with counter as flops, traffic, torch.set_grad_enabled(train):
+    macs = FlopCounterMode(display=False, custom_mapping={aten.convolution_backward: _flops_backward})
+    traffic = FlopCounterMode(display=False, custom_mapping=MOVED)
+    with macs, traffic, torch.set_grad_enabled(train):
         out = shadow(torch.empty(images, device="meta"))
         if train:
             out.sum().backward()
-    return Work(macs=flops.get_total_flops() // 2, numbers=traffic.numbers, output=tuple(out.shape[1:]))
+    return Work(macs=macs.get_total_flops() // 2, numbers=traffic.get_total_flops(), output=tuple(out.shape[1:]))
 
 
-def _flops_backward(
-    gradient: Sequence[int],
-    x: Sequence[int],
-    weight: Sequence[int],
-    _bias: object,
-    _stride: object,
-    _padding: object,
-    _dilation: object,
-    transposed: bool,
-    _output_padding: object,
-    _groups: int,
-    wanted: Sequence[bool],
-    **_outputs: object,
-) -> int:
+def _flops_backward(gradient: Shape, x: Shape, weight: Shape, *settings: Any, **_outputs: object) -> int:
     """Of a convolution's two gradients, each of which multiplies what the convolution did.
 
     PyTorch's own count takes the weight's gradient of a convolution in groups for that of one without: 384 times too
     much for a depthwise one of 384 channels.
     """
-    of_input, of_weight, _ = wanted
+    *_, transposed, _output_padding, _groups, (of_input, of_weight, _of_bias) = settings
     positions = math.prod((x if transposed else gradient)[2:])
-    return 2 * (of_input + of_weight) * gradient[0] * positions * math.prod(weight)
+    return 2 * (bool(of_input) + bool(of_weight)) * gradient[0] * positions * math.prod(weight)
+
+
+def _moved(*arguments: Any, out_shape: Shape, **_options: object) -> int:
+    """The numbers that a convolution or a matrix product reads and writes."""
+    tensors = [shape for shape in arguments if isinstance(shape, torch.Size) and len(shape) >= 2]
+    return sum(map(math.prod, [*tensors, out_shape]))
+
+
+def _moved_backward(gradient: Shape, x: Shape, weight: Shape, *settings: Any, **_outputs: object) -> int:
+    of_input, of_weight, _of_bias = settings[-1]
+    return (bool(of_input) + bool(of_weight)) * sum(map(math.prod, (gradient, x, weight)))
+
+
+MOVED = dict.fromkeys(flop_registry, lambda *_, **__: 0)  # by operation; what is not listed below counts nothing
+MOVED |= dict.fromkeys((aten.convolution, aten.mm, aten.bmm, aten.addmm, aten.baddbmm), _moved)
+MOVED[aten.convolution_backward] = _moved_backward
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype) -> DeviceRates:

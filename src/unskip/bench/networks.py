@@ -47,7 +47,7 @@ def load_candidates(model_specs: Sequence[str], layers: Layers, *, beside: bool)
 
 
 def load(model_spec: str) -> Candidate:
-    """Whatever `unskip.load` takes."""
+    """The model of a spec, which is whatever `unskip.load` takes."""
     loaded = load_model(model_spec, command="bench")
     return Candidate(name=model_spec, model_spec=model_spec, model=loaded.model, input_size=loaded.input_size)
 

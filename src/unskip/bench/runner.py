@@ -55,7 +55,8 @@ class Runner:
         self.case, self.setting, self.task, self.device = case, setting, task, setting.where
         self.rounds: list[float] = []  # images a second
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.base = allocated(self.device)
+        free()
+        self.base = torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0  # bytes
         training = case.mode == "train"
         model = model.train(training).to(self.device, torch.float32 if training else setting.dtype)
         self.model = model.to(memory_format=torch.channels_last) if setting.channels_last else model
@@ -149,7 +150,12 @@ class Runner:
 
     def peak(self) -> int:
         """The most bytes that this case holds at once: weights, gradients, the optimizer's state, batch and all."""
-        return peak_bytes(self.step, self.device, self.base, resident(self))
+        tensors: list[Tensor] = [*self.model.parameters(), *self.model.buffers(), self.x, self.y]
+        if self.train_step is not None:
+            states = self.train_step.optimizer.state.values()
+            tensors += [value for state in states for value in state.values() if isinstance(value, Tensor)]
+        resident = sum(storage.nbytes() for storage in {t.untyped_storage() for t in tensors})  # between two steps
+        return peak_bytes(self.step, self.device, self.base, resident)
 
     def largest_batch(self, limit: int) -> int:
         """The largest batch whose training step stays within `limit` bytes, by doubling and bisection; 0 if none."""
@@ -188,25 +194,7 @@ class Runner:
 
 def free() -> None:
     gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-
-
-def allocated(device: torch.device) -> int:
-    """Bytes that PyTorch holds on a GPU; 0 for a CPU, where nobody counts them."""
-    if device.type != "cuda":
-        return 0
-    free()
-    return torch.cuda.memory_allocated(device)
-
-
-def resident(runner: Runner) -> int:
-    """Bytes that are there between two steps: weights, buffers, the optimizer's state and the batch."""
-    tensors: list[Tensor] = [*runner.model.parameters(), *runner.model.buffers(), runner.x, runner.y]
-    if runner.train_step is not None:
-        states = runner.train_step.optimizer.state.values()
-        tensors += [value for state in states for value in state.values() if isinstance(value, Tensor)]
-    return sum(storage.nbytes() for storage in {t.untyped_storage() for t in tensors})
+    torch.cuda.empty_cache()  # does nothing where CUDA has not been used
 
 
 def peak_bytes(step: Callable[[], object], device: torch.device, base: int, held: int) -> int:

@@ -1,6 +1,5 @@
 """What a comparison is made of: the setting that all networks share, and the cases that are timed."""
 
-import math
 import os
 import re
 from dataclasses import dataclass
@@ -47,32 +46,23 @@ class Setting:
         for name, choices in (("precision", get_args(Precision)), ("layers", get_args(Layers))):
             if getattr(self, name) not in choices:
                 raise ValueError(f"bench: {name}={getattr(self, name)!r} must be one of {', '.join(choices)}.")
-        for name, least in (("batch", 0), ("size", 0), ("rounds", 1), ("threads", 0), ("compile_workers", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"bench: {name}={getattr(self, name)} must be at least {least}.")
-        if not 0 < self.seconds < math.inf:
-            raise ValueError(f"bench: seconds={self.seconds} must be above 0 and finite.")
-        cores = os.cpu_count() or 1
-        if self.threads > 8 * cores:
-            raise ValueError(
-                f"bench: threads={self.threads} is far more than this machine's cores ({cores}); give fewer."
-            )
+        many = 8 * (os.cpu_count() or 1)  # more threads or processes than this only get in each other's way
+        limits = {"batch": (0, 2**31), "size": (0, 2**16), "rounds": (1, 10**5), "seconds": (1e-6, 3600)}
+        for name, (least, most) in (limits | {"threads": (0, many), "compile_workers": (0, many)}).items():
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"bench: {name}={getattr(self, name)} must be between {least} and {most:,}.")
         if not (self.train or self.infer):
             raise ValueError("bench: neither training nor inference is left to time; drop --no-train or --no-infer.")
         if not (self.eager or self.compiled):
-            raise ValueError(
-                "bench: neither eager nor compiled networks are left to time; drop one of the two refusals."
-            )
+            raise ValueError("bench: neither eager nor compiled networks are left to time; set one of the two.")
         if self.fit and not self.train:
             raise ValueError(
                 "bench: --fit searches for the largest batch that trains, and training is left out; drop --fit, or ask "
                 "for training too with --train."
             )
-        if self.fit and self.fit > (there := self.device_bytes):
-            raise ValueError(
-                f"bench: --fit asks for {self.fit / 2**30:,.1f} GiB, and {self.where} has {there / 2**30:,.1f} GiB; "
-                "give less."
-            )
+        if self.fit > self.device_bytes:
+            asked, there = (f"{number / 2**30:,.1f} GiB" for number in (self.fit, self.device_bytes))
+            raise ValueError(f"bench: --fit asks for {asked}, and {self.where} has {there}; give less.")
 
     @property
     def where(self) -> torch.device:
@@ -106,9 +96,12 @@ class Case:
     compiled: bool
     form: str = "as trained"  # or 'dense' and 'fast' (unskip.fold), 'norms fused'
 
+    @property
+    def how(self) -> str:
+        return "compiled" if self.compiled else "eager"
+
     def __str__(self) -> str:
-        how = "compiled" if self.compiled else "eager"
-        return f"{self.network}, {self.mode}, {how}" + (f", {self.form}" if self.mode == "infer" else "")
+        return f"{self.network}, {self.mode}, {self.how}" + (f", {self.form}" if self.mode == "infer" else "")
 
 
 def parse_bytes(text: str) -> int:

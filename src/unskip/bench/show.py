@@ -5,17 +5,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from rich.table import Table
 
 from unskip._core import files
+from unskip._core.drawing import FAINT, INK, OTHER, PLAIN, PNNH, RESIDUAL, dress, panels
 from unskip.bench.compare import Comparison
 from unskip.bench.networks import AS_TRAINED
 
 WAY_OUT = "Choose another one (--out)."
-INK, GRID = "#1f2937", "#e5e7eb"
-COLOURS = ("#8a8a8a", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#E69F00")  # Okabe and Ito's; grey is the reference
+COLOURS = (FAINT, PNNH, PLAIN, RESIDUAL, OTHER, "#E69F00")  # grey is the reference
 OVER_OWN = "over own layers"
 SPARE = ("floor", "lowest to highest", "ms", "memory ratio")  # what a narrow terminal does without, the first first
 
@@ -48,7 +46,7 @@ def table(comparison: Comparison) -> Iterable[Table]:
         rows.add_column(column, justify="right", no_wrap="\n" in column or " " not in column)
     kind = None
     for line in found["rows"]:
-        how = f"{line['mode']}, {'compiled' if line['compiled'] else 'eager'}"
+        how = _kind(line)
         if kind not in (None, how):
             rows.add_section()
         kind = how
@@ -114,7 +112,7 @@ def _number(value: float | None, how: str) -> str:
 
 
 def make_results_folder(folder: Path, *, force: bool = False) -> None:
-    """Makes the folder that `write` will fill, or refuses it before minutes go into timing."""
+    """Makes the folder that `write` will fill, or refuses it before the work."""
     files.make_folder(folder, command="bench", way_out=WAY_OUT)
     files.check_free(folder / "bench.json", command="bench", argument="--out", force=force, overwrite="--force")
 
@@ -137,44 +135,38 @@ def draw(found: dict[str, Any], path: Path) -> None:
 
     Of several forms the fastest is drawn; its name is below."""
     names = [about["name"] for about in found["networks"] if not about["own_layers"]]
-    best: dict[tuple[str, str], dict[str, Any]] = {}
-    for line in found["rows"]:
-        kind = f"{line['mode']}\n{'compiled' if line['compiled'] else 'eager'}"
-        key = (kind, line["network"])
-        if (
-            line["network"] in names
-            and line["ratio"]["speed"] is not None
-            and (key not in best or line["ratio"]["speed"] > best[key]["ratio"]["speed"])
-        ):
-            best[key] = line
-    kinds = list(dict.fromkeys(kind for kind, _ in best))
-    under = [kind + _forms([best[kind, name]["form"] for name in names if (kind, name) in best]) for kind in kinds]
-    figure = Figure(figsize=(max(7.0, 2.2 * len(kinds) + 3), 3.8), dpi=120, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    lines = [line for line in found["rows"] if line["network"] in names and line["ratio"]["speed"] is not None]
+    lines.sort(key=lambda line: line["ratio"]["speed"])  # the fastest comes last, and stays
+    best = {(_kind(line), line["network"]): line for line in lines}
+    kinds = list(dict.fromkeys(_kind(line) for line in found["rows"] if line in lines))
+    under = [
+        kind.replace(", ", "\n") + _forms([best[kind, n]["form"] for n in names if (kind, n) in best]) for kind in kinds
+    ]
+    caption = _caption({**found, "rates": None, "compile_seconds": None})
+    figure, axes = panels(1, 2, size=(max(7.0, 2.2 * len(kinds) + 3), 3.8), title="")
+    figure.suptitle(caption, fontsize=9, color=INK, wrap=True)
     width = 0.8 / len(names)
-    for axes, what, title in zip(
-        figure.subplots(1, 2), ("speed", "memory"), ("images/s, more is better", "peak memory, less is better"),
-        strict=True,
-    ):  # fmt: skip
+    titles = {"speed": "images/s, more is better", "memory": "peak memory, less is better"}
+    for ax, (what, title) in zip(axes, titles.items(), strict=True):
         for i, name in enumerate(names):
             at = [k for k, kind in enumerate(kinds) if (kind, name) in best]
             heights = [best[kinds[k], name]["ratio"][what] or 0.0 for k in at]
-            bars = axes.bar([k + (i - (len(names) - 1) / 2) * width for k in at], heights, width * 0.94, label=name,
-                            color=COLOURS[i % len(COLOURS)])  # fmt: skip
-            for label in axes.bar_label(bars, fmt="%.2f", fontsize=7, color=INK, padding=1):
+            places = [k + (i - (len(names) - 1) / 2) * width for k in at]
+            bars = ax.bar(places, heights, width * 0.94, label=name, color=COLOURS[i % len(COLOURS)])
+            for label in ax.bar_label(bars, fmt="%.2f", fontsize=7, color=INK, padding=1):
                 label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.4})
-        axes.axhline(1, color=INK, lw=0.8, zorder=0.9)  # behind bars and their numbers
-        axes.set_xticks(range(len(kinds)), under, fontsize=8)
-        axes.set_title(title, fontsize=9.5, color=INK, loc="left")
-        axes.set_ylabel(f"ratio to {names[0]}", fontsize=8.5)
-        axes.grid(axis="y", color=GRID)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
+        ax.axhline(1, color=INK, lw=0.8, zorder=0.9)  # behind bars and their numbers
+        dress(ax, x="", y=f"ratio to {names[0]}", title=title)
+        ax.set_xticks(range(len(kinds)), under, fontsize=8)
+        ax.grid(False, axis="x")
+    handles, labels = axes[0].get_legend_handles_labels()
     a_line = max(1, int(14 * figure.get_figwidth()) // (6 + max(map(len, names))))  # 14 letters an inch
     figure.legend(handles, labels, loc="outside lower center", ncols=min(a_line, len(names)), frameon=False, fontsize=8)
-    figure.suptitle(_caption({**found, "rates": None, "compile_seconds": None}), fontsize=9, color=INK, wrap=True)
-    figure.savefig(path, metadata={"Software": None})
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def _kind(line: dict[str, Any]) -> str:
+    return f"{line['mode']}, {'compiled' if line['compiled'] else 'eager'}"
 
 
 def _forms(names: list[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from unskip.cli import Importing
+from unskip.cli import INTERRUPTED, Importing
 from unskip.cli.tables import console_for_tables, fitted
 
 
@@ -57,8 +57,8 @@ def bench(
     """Times training and inference of two or more networks in one process, in turns, and measures their memory.
 
     Ratios compare networks with the same stem and kernels (--layers). For inference plain networks are folded and
-    others have their norms fused, each in the best form that it has. Ctrl-C prints what is there. Exit codes: 0 there
-    is a table, 1 some network failed, 2 something that you gave is wrong.
+    others have their norms fused, each in the best form that it has. Exit codes: 0 there is a table, 1 some network
+    failed, 2 an argument is wrong, 130 stopped by Ctrl-C, after printing what there is.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # the profiler's allocator warns of blocks older than itself
     with Importing():
@@ -86,6 +86,7 @@ def bench(
     if out is not None:
         make_results_folder(out, force=force)
     notes = Console(stderr=True, highlight=False)
+    interrupted = False
     with notes.status("building") as status:
         comparison = Comparison(networks, setting, status.update)
         try:
@@ -93,7 +94,7 @@ def bench(
         except KeyboardInterrupt:
             if not comparison.begun:
                 raise
-            notes.print("Interrupted; this is what there is.", style="yellow")
+            interrupted = True
     if out is not None:
         write(comparison, out)
     if json:
@@ -106,5 +107,5 @@ def bench(
             print(f"Written: {out}")
     for failure in comparison.failed:
         notes.print(f"Failed: {failure}", style="red", markup=False, soft_wrap=True)
-    if comparison.failed:
-        raise typer.Exit(1)
+    if interrupted or comparison.failed:
+        raise typer.Exit(INTERRUPTED if interrupted else 1)

@@ -1,5 +1,6 @@
 """All commands. Each imports the library, and torch, only when it runs: help and wrong words are answered at once."""
 
+import contextlib
 import inspect
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from unskip.cli.doctor import doctor
 from unskip.cli.export import export
 from unskip.cli.fold import fold
 from unskip.cli.models import models
+from unskip.cli.options import Command
 from unskip.cli.plainify import plainify
 from unskip.cli.reproduce import app as reproduce
 from unskip.cli.train import train
@@ -30,11 +32,11 @@ app = typer.Typer(
 
 def _paragraphs(command: Callable[..., None]) -> str:
     """A docstring for --help: typer would keep its line breaks, which are right for one width only."""
-    return "\n\n".join(" ".join(words.split()) for words in inspect.getdoc(command).split("\n\n"))  # type: ignore[union-attr]
+    return "\n\n".join(" ".join(words.split()) for words in (inspect.getdoc(command) or "").split("\n\n"))
 
 
 for _command in (bench, demo, doctor, export, fold, models, plainify):
-    app.command(help=_paragraphs(_command))(_command)
+    app.command(cls=Command, help=_paragraphs(_command))(_command)
 app.add_typer(reproduce, name="reproduce")
 app.command(help=_paragraphs(train), context_settings={"ignore_unknown_options": True})(train)
 
@@ -52,6 +54,7 @@ def _root(
     ] = False,
 ) -> None:
     """Before any command: package.module:function may be in the current folder; what is installed comes first."""
-    here = str(Path.cwd())
-    if not {"", here} & set(sys.path):
-        sys.path.append(here)
+    with contextlib.suppress(FileNotFoundError):  # the folder may have been deleted
+        here = str(Path.cwd())
+        if not {"", here} & set(sys.path):
+            sys.path.append(here)

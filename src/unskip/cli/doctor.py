@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from unskip.cli import Importing
-from unskip.cli.options import Force, InputSize, Network, Pretrained, Weights
+from unskip.cli.options import MAX_SEED, Force, InputSize, Network, Pretrained, Weights
 from unskip.cli.tables import console_for_tables, fitted
 
 
@@ -27,11 +27,12 @@ def doctor(
         ),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Inputs in the batch; by default 64, or 16 above 64 px.")
+        int | None, typer.Option(help="Inputs in the batch; by default 64, or 16 above 64 px.", max=100_000)
     ] = None,
     input_size: InputSize = None,
     seed: Annotated[
-        int, typer.Option(help="Seed of the weights, of the choice of images, and of what measuring draws.")
+        int,
+        typer.Option(help="Seed of the weights, of the images taken, and of what measuring draws.", max=MAX_SEED),
     ] = 0,
     measure: Annotated[
         list[str] | None,

@@ -1,13 +1,11 @@
 """`unskip export`: a network as ONNX or torch.export, checked by running it, in 8 bits where asked for."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from unskip.cli import Importing
-from unskip.cli.options import Force, InputSize, Network, Pretrained, Seed, Weights
+from unskip.cli.options import Force, InputSize, Network, Pretrained, Seed, Weights, source_of
 
 
 def export(
@@ -16,7 +14,9 @@ def export(
     fold: Annotated[
         str, typer.Option(help="Fold it first: dense, fast, no; auto is dense wherever it can be folded.")
     ] = "auto",
-    opset: Annotated[int | None, typer.Option(help="Version of ONNX's operators.", show_default="18")] = None,
+    opset: Annotated[
+        int | None, typer.Option(help="Version of ONNX's operators.", show_default="18", min=7, max=99)
+    ] = None,
     int8: Annotated[bool, typer.Option("--int8", help="Write ONNX in 8 bits; needs --calibrate.")] = False,
     calibrate: Annotated[
         str | None,
@@ -25,11 +25,14 @@ def export(
             "training images and tests on test images."
         ),
     ] = None,
-    calibration_images: Annotated[int, typer.Option(help="How many training images to calibrate on.")] = 512,
+    calibration_images: Annotated[
+        int, typer.Option(help="How many training images to calibrate on.", min=1, max=1_000_000)
+    ] = 512,
     bits: Annotated[
-        int, typer.Option(help="Bits of the weights: 7 is safe on every CPU; 8 for VNNI, ARM, accelerators.")
+        int,
+        typer.Option(help="Bits of the weights: 7 is safe on every CPU; 8 for VNNI, ARM, accelerators.", min=7, max=8),
     ] = 7,
-    limit: Annotated[float, typer.Option(help="Points of accuracy that INT8 may lose.")] = 0.5,
+    limit: Annotated[float, typer.Option(help="Points of accuracy that INT8 may lose.", min=0, max=100)] = 0.5,
     weights: Weights = None,
     pretrained: Pretrained = False,
     input_size: InputSize = None,
@@ -38,15 +41,12 @@ def export(
 ) -> None:
     """Writes a network as ONNX or torch.export, runs the file on fresh inputs, and prints how far the two agree.
 
-    Exit codes: 0 done; 2 something that you gave is wrong, or the file is not the network's function, or INT8 loses
+    Exit codes: 0 done; 2 an argument is wrong, or the file is not the network's function, or INT8 loses
     more than the limit, and nothing was written.
     """
-    with Importing():
-        from unskip.io.shipping import ModelSource, export_to_file, int8_of
+    source = source_of(network, weights, pretrained, input_size, seed)
+    from unskip.io.shipping import export_to_file, int8_of
 
-    source = ModelSource(model_spec=network, weights=weights, pretrained=pretrained, input_size=input_size, seed=seed)
-    if source.note:
-        print(source.note, file=sys.stderr)
     how = int8_of(int8, calibrate, inputs=calibration_images, bits=bits, limit=limit)
     words, written = export_to_file(source, out, form=fold, opset=opset, int8=how, force=force)  # type: ignore[arg-type]
     print(f"{words}\n{written}")

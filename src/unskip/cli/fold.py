@@ -1,13 +1,11 @@
 """`unskip fold`: a trained network without skips as convolution, bias, activation and pooling."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from unskip.cli import Importing
-from unskip.cli.options import Force, InputSize, Network, Pretrained, Seed, Weights
+from unskip.cli.options import Force, InputSize, Network, Pretrained, Seed, Weights, source_of
 
 
 def fold(
@@ -22,12 +20,9 @@ def fold(
 ) -> None:
     """Folds a network and prints the proof that its function stayed. `unskip export` takes the file, and `doctor` too.
 
-    Exit codes: 0 done; 2 something that you gave is wrong, or the proof failed, and nothing was written.
+    Exit codes: 0 done; 2 an argument is wrong, or the proof failed, and nothing was written.
     """
-    with Importing():
-        from unskip.io.shipping import ModelSource, fold_to_file
+    source = source_of(network, weights, pretrained, input_size, seed)
+    from unskip.io.shipping import fold_to_file
 
-    source = ModelSource(model_spec=network, weights=weights, pretrained=pretrained, input_size=input_size, seed=seed)
-    if source.note:
-        print(source.note, file=sys.stderr)
     print(fold_to_file(source, out, form=form, force=force))  # type: ignore[arg-type]

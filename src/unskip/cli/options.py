@@ -1,9 +1,16 @@
-"""What several commands are given in the same words."""
+"""What several commands share: options in the same words, and the network that is made of them."""
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+
+from unskip.cli import Importing
+
+if TYPE_CHECKING:
+    from unskip.io.shipping import ModelSource
 
 Network = Annotated[
     str,
@@ -18,5 +25,30 @@ Pretrained = Annotated[
     bool, typer.Option("--pretrained", help="Take the trained weights of a name: the package's, or timm's (downloads).")
 ]
 InputSize = Annotated[str | None, typer.Option(help="Shape of one input, for instance 3x32x32.")]
-Seed = Annotated[int, typer.Option(help="Seed of the weights, where none are given.")]
+MAX_SEED = 2**63 - 1  # what PyTorch's generators take
+Seed = Annotated[int, typer.Option(help="Seed of the weights, where none are given.", max=MAX_SEED)]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite OUT if it is there already.")]
+
+
+class Command(TyperCommand):
+    """Refuses empty arguments, which often come from a shell variable that is not set: Path("") is the folder here."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for before, word in zip([ctx.info_name, *args], args, strict=False):
+            if not word or (word.startswith("--") and word.endswith("=")):
+                option = word or (before if before.startswith("-") else "an argument")
+                raise ValueError(f"{ctx.info_name}: {option} is empty; give it a value or leave it out.")
+        return super().parse_args(ctx, args)
+
+
+def source_of(
+    network: str, weights: Path | None, pretrained: bool, input_size: str | None, seed: int, *, note: bool = True
+) -> "ModelSource":
+    """The network that a command ships; the note says on stderr where a name has trained weights that are not taken."""
+    with Importing():
+        from unskip.io.shipping import ModelSource
+
+    source = ModelSource(model_spec=network, weights=weights, pretrained=pretrained, input_size=input_size, seed=seed)
+    if note and source.note:
+        print(source.note, file=sys.stderr)
+    return source

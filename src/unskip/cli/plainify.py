@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from unskip.cli import Importing
-from unskip.cli.options import Force, InputSize, Network, Pretrained, Seed, Weights
+from unskip.cli.options import Force, InputSize, Network, Pretrained, Seed, Weights, source_of
 
 
 def plainify(
@@ -19,7 +18,7 @@ def plainify(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and write nothing.")] = False,
     limit: Annotated[
         float | None,
-        typer.Option(help="How many times its parameters the network may have after rm; 4 unless given."),
+        typer.Option(help="How many times its parameters the network may have after rm; 4 unless given.", min=1),
     ] = None,
     strict: Annotated[
         bool,
@@ -37,15 +36,15 @@ def plainify(
 
     The file can be given to `unskip fold`, `unskip export` and `unskip doctor`.
 
-    Exit codes: 0 done; 2 something that you gave is wrong, it would grow beyond the limit, or the proof failed, and
+    Exit codes: 0 done; 2 an argument is wrong, it would grow beyond the limit, or the proof failed, and
     nothing was written.
     """
-    with Importing():
-        from unskip.io.shipping import ModelSource, parse_options, plainify_to_file
+    source = source_of(network, weights, pretrained, input_size, seed, note=False)
+    from unskip.io.shipping import parse_options, plainify_to_file
 
-    source = ModelSource(model_spec=network, weights=weights, pretrained=pretrained, input_size=input_size, seed=seed)
-    chosen = parse_options(options, command="plainify")
-    said = plainify_to_file(
-        source, out, method=method, options=chosen, limit=limit, strict=strict, dry_run=dry_run, force=force
+    given = parse_options(options, command="plainify")
+    print(
+        plainify_to_file(
+            source, out, method=method, options=given, limit=limit, strict=strict, dry_run=dry_run, force=force
+        )
     )
-    print(said)

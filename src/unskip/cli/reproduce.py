@@ -13,6 +13,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from unskip.cli import STOPPED, Importing
+from unskip.cli.options import Command
 from unskip.cli.tables import console_for_tables
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class _Named(TyperGroup):
             from unskip.reproduce import REPRODUCTIONS
 
         one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        one.command(name)(_command(REPRODUCTIONS[name]))
+        one.command(name, cls=Command)(_command(REPRODUCTIONS[name]))
         return name, typer.main.get_command(one), rest
 
 
@@ -70,7 +71,7 @@ def _command(entry: "Reproduction") -> Any:
     from unskip.reproduce import reproduce
     from unskip.train import TrainingInterrupted
 
-    hints = get_type_hints(entry.config, include_extras=True)
+    hints = get_type_hints(entry.settings, include_extras=True)
 
     def command(out: Path, record: Path | None, **fields: Any) -> None:
         try:
@@ -89,7 +90,7 @@ def _command(entry: "Reproduction") -> Any:
         option("out", Path, "The folder of what is made.", Path("reproduced"), "--out", "-o"),
         option("record", Path | None, "The folder of the numbers; OUT unless given.", None),
     ]
-    for field in dataclasses.fields(entry.config):
+    for field in dataclasses.fields(entry.settings):
         kind, words = hints[field.name].__origin__, hints[field.name].__metadata__[0]
         options.append(option(field.name, kind, words[0].upper() + words[1:] + ".", field.default))
     command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]

@@ -47,6 +47,11 @@ class ModelSource:
             self.model_spec, weights=self.weights, pretrained=self.pretrained, input_size=self.input_size,
             seed=self.seed, command=command,
         )  # fmt: skip
+        if isinstance(loaded.model, torch.jit.ScriptModule):
+            raise ValueError(
+                f"{command}: {loaded.name} is a ScriptModule, whose layers can't be rewritten; give the module that it "
+                "was made from."
+            )
         if loaded.guessed:
             raise ValueError(
                 f"{command}: nothing says which size of input {loaded.name} is for; say the shape of one with "

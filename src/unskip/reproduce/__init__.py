@@ -1,23 +1,12 @@
-"""Reproduce: the papers' figures and tables, each by one command. One file each; importing it registers its name."""
+"""Reproduce: the papers' figures and tables, each by one command and in one file."""
 
-from unskip.reproduce import (
-    cifar10_headlines,
-    errata,
-    noise_figure3,
-    noise_figure11,
-    noise_table1,
-    plainnet_table2,
-    plainnet_table3,
-    pnnh_figure1,
-    pnnh_figure3,
-    pnnh_table1,
-    pnnh_table4,
-    seqnet_figure1,
-    seqnet_figure5,
-    seqnet_figure6,
-)
+import importlib
+
 from unskip.reproduce.papers import PAPERS, PaperTable, paper_table, paper_tables
-from unskip.reproduce.registry import REPRODUCTIONS, Outcome, Reproduction, Written, reproduce, reproduction
+from unskip.reproduce.registry import ABOUT, REPRODUCTIONS, Outcome, Reproduction, Settings, reproduce, reproduction
+
+for _name in ABOUT:  # importing a file registers what it makes
+    importlib.import_module(f"{__name__}.{_name.replace('-', '_')}")
 
 __all__ = [
     "PAPERS",
@@ -25,23 +14,9 @@ __all__ = [
     "Outcome",
     "PaperTable",
     "Reproduction",
-    "Written",
-    "cifar10_headlines",
-    "errata",
-    "noise_figure3",
-    "noise_figure11",
-    "noise_table1",
+    "Settings",
     "paper_table",
     "paper_tables",
-    "plainnet_table2",
-    "plainnet_table3",
-    "pnnh_figure1",
-    "pnnh_figure3",
-    "pnnh_table1",
-    "pnnh_table4",
     "reproduce",
     "reproduction",
-    "seqnet_figure1",
-    "seqnet_figure5",
-    "seqnet_figure6",
 ]

@@ -1,20 +1,23 @@
 """Real images for figures: a few test images of a data set, spread over its classes and standardised."""
 
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from unskip.data.config import DataConfig
 from unskip.data.sets import DataSet, load
+from unskip.reproduce.registry import one_of
 
-IN_MEMORY = ("digits", "cifar10", "cifar100", "fashion_mnist", "npz")
+IN_MEMORY = one_of("digits", "cifar10", "cifar100", "fashion_mnist", "npz")
+Dataset = Annotated[str, "the data set: digits, cifar10, cifar100, fashion_mnist or npz", IN_MEMORY]
+DataPath = Annotated[Path | None, "where the data set is; digits are embedded"]
 
 
 def load_set(dataset: str, data: Path | None, *, size: int = 32) -> DataSet:
-    """A data set of `unskip.data`, with images brought to `size` px."""
-    if dataset not in IN_MEMORY:
-        raise ValueError(f"reproduce: dataset={dataset!r} must be one of {', '.join(IN_MEMORY)}.")
+    """A data set of `unskip.data` that fits into memory, with images brought to `size` px."""
+    IN_MEMORY.check("dataset", dataset)
     return load(DataConfig(dataset=dataset, image_size=size), data)
 
 

@@ -1,13 +1,13 @@
 """Yu and Tomasi 2019, Figure 11 (D.4.1): the share of dominant gradient flows, by theory and simulation."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
-from unskip.reproduce.drawing import FAINT, INK, PLAIN, RESIDUAL, dress, legend, panels
-from unskip.reproduce.registry import Outcome, reproduction
+from unskip._core.drawing import FAINT, INK, PLAIN, RESIDUAL, dress, legend, panels
+from unskip.reproduce.registry import SEED, Outcome, Settings, between, reproduction
 from unskip.theory import expected_dominance_plain, expected_dominance_residual
 from unskip.theory.dominance import Form
 
@@ -63,56 +63,48 @@ def simulate(setting: Setting, *, residual: bool, trials: int, generator: torch.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure11:
+class Figure11(Settings):
     """What can be set."""
 
-    trials: Annotated[int, "products of random matrices for a point, each with n units; the paper: 100,000"] = 2000
-    seed: Annotated[int, "seed of all random matrices"] = 0
+    trials: Annotated[
+        int,
+        "products of random matrices for a point, each with n units; the paper: 100,000",
+        between(2, 10_000_000, "; one alone gives no error bar"),
+    ] = 2000
+    seed: Annotated[int, "seed of all random matrices", SEED] = 0
 
-    def __post_init__(self) -> None:
-        if self.trials < 2:
-            raise ValueError(f"noise-figure11: trials={self.trials} must be at least 2, for an error bar.")
 
-
-@reproduction("noise-figure11", config=Figure11)
-def figure11(config: Figure11) -> Outcome:
+@reproduction("noise-figure11", settings=Figure11)
+def figure11(settings: Figure11) -> Outcome:
     """Six panels: E[σ] against n, l, σ_A, σ_V, p and ε."""
     title = "Dominant gradient flows at initialisation: points are simulated, lines are theory"
     figure, axes = panels(2, 3, size=(9.6, 5.6), title=title)
-    generator = torch.Generator().manual_seed(config.seed)
+    generator = torch.Generator().manual_seed(settings.seed)
     numbers: dict[str, list[dict[str, float]]] = {}
     for ax, (name, label, values, log), letter in zip(axes, PANELS, "abcdef", strict=True):
-        numbers[name] = rows = []
-        for value in values:
-            setting = replace(Setting(), **{name: value})  # type: ignore[arg-type]
-            rows.append({name: value, **_point(setting, trials=config.trials, generator=generator)})
+        points = {value: replace(Setting(), **{name: value}) for value in values}  # type: ignore[arg-type]
+        rows = [{name: value, **_point(point, settings.trials, generator)} for value, point in points.items()]
+        numbers[name] = rows
         column = {key: np.array([row[key] for row in rows]) for key in rows[0]}
-        x = column[name]
         for kind, colour in (("plain", PLAIN), ("residual", RESIDUAL)):
-            bars = 2 * column[f"{kind} error"]
-            ax.errorbar(x, column[kind], bars, fmt="o", color=colour, markersize=4, label=f"{kind}, simulated")
+            bars: dict[str, Any] = {"fmt": "o", "color": colour, "markersize": 4, "label": f"{kind}, simulated"}
+            ax.errorbar(column[name], column[kind], 2 * column[f"{kind} error"], **bars)
         for key, style, colour, words in LINES:
-            ax.plot(x, column[key], style, color=colour, linewidth=1.3, label=words)
+            ax.plot(column[name], column[key], style, color=colour, linewidth=1.3, label=words)
         dress(ax, x=label, y="E[σ], share of units", title=f"({letter})", log_x=log)
         ax.set_ylim(-0.03, 1.05)
     legend(axes[4], loc="upper left")
     every = [row for rows in numbers.values() for row in rows]
-    small = [
-        row
-        for row in every
-        if row.get("sigma_A", 0) <= 0.1
-        and row.get("epsilon", 0) <= 1
-        and row.get("p", 1) >= 0.7
-        and row.get("n", 20) > 2
-    ]
+    limits = {"sigma_A": (0, 0.1), "epsilon": (0, 1), "p": (0.7, 1), "n": (3, 1000)}
+    small = [row for row in every if all(low <= row.get(key, low) <= high for key, (low, high) in limits.items())]
 
     def apart(rows: list[dict[str, float]], kind: str, formula: str) -> float:
         return max(abs(row[kind] - row[formula]) for row in rows)
 
     lines = (
-        f"plain: simulation and the exact formula part by at most {apart(every, 'plain', 'plain exact'):.4f} at "
+        f"plain: simulation and the exact formula differ by at most {apart(every, 'plain', 'plain exact'):.4f} at "
         f"{len(every)} points.",
-        f"residual, ε σ_A at most 0.01, p at least 0.7, n above 2: simulation and Eq. 11 part by at most "
+        f"residual, ε σ_A at most 0.01, p at least 0.7, n above 2: simulation and Eq. 11 differ by at most "
         f"{apart(small, 'residual', 'residual Eq. 11'):.4f} at {len(small)} points, with p′ = Σ pᵏ by "
         f"{apart(small, 'residual', 'residual corrected'):.4f}.",
         f"residual, elsewhere, where first order in ε and Eq. 9 are not enough: by up to "
@@ -121,24 +113,22 @@ def figure11(config: Figure11) -> Outcome:
     return Outcome(lines=lines, numbers=numbers, figure=figure)
 
 
-def _point(setting: Setting, *, trials: int, generator: torch.Generator) -> dict[str, float]:
+def _point(setting: Setting, trials: int, generator: torch.Generator) -> dict[str, float]:
     """Simulation and every formula at one setting."""
-    hops = setting.L - setting.l
+    n, p, hops = setting.n, setting.p, setting.L - setting.l
 
     def first_order(form: Form, logistic: bool = False) -> float:
-        return expected_dominance_residual(
-            setting.n, hops=hops, p=setting.p, epsilon=setting.epsilon, sigma_A=setting.sigma_A, form=form,
-            logistic=logistic,
-        )  # fmt: skip
+        scale = {"epsilon": setting.epsilon, "sigma_A": setting.sigma_A}
+        return expected_dominance_residual(n, hops=hops, p=p, form=form, logistic=logistic, **scale)
 
-    plain = simulate(setting, residual=False, trials=trials, generator=generator)
-    residual = simulate(setting, residual=True, trials=trials, generator=generator)
+    plain, plain_error = simulate(setting, residual=False, trials=trials, generator=generator)
+    residual, residual_error = simulate(setting, residual=True, trials=trials, generator=generator)
     return {
-        "plain": plain[0],
-        "plain error": plain[1],
-        "residual": residual[0],
-        "residual error": residual[1],
-        "plain exact": expected_dominance_plain(setting.n, hops=hops, p=setting.p),
+        "plain": plain,
+        "plain error": plain_error,
+        "residual": residual,
+        "residual error": residual_error,
+        "plain exact": expected_dominance_plain(n, hops=hops, p=p),
         "residual Eq. 11": first_order("derived"),
         "residual corrected": first_order("corrected"),
         "residual concluded": first_order("concluded", logistic=True),

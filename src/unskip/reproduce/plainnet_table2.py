@@ -9,14 +9,15 @@ The paper mentions no schedule. `--schedule constant` takes its range for rates 
 range that the rate falls through, from the chosen one to 0.0001.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+from unskip.reproduce.images import IN_MEMORY
 from unskip.reproduce.papers import paper_table
-from unskip.reproduce.registry import Outcome, reproduction
-from unskip.reproduce.trained import Row, Trained, chosen, outcome, run_recipe, train, train_rows
-from unskip.train.recipe import Recipe, load_recipe
+from unskip.reproduce.registry import Outcome, between, one_of, reproduction
+from unskip.reproduce.trained import Row, Trained, chosen, run_recipe, train, train_table
+from unskip.train.recipe import load_recipe
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # the paper's range, two to a decade
 MIN_LR = 1e-4  # where a falling rate ends: the lower end of the range
@@ -26,30 +27,23 @@ MIN_LR = 1e-4  # where a falling rate ends: the lower end of the range
 class Table2(Trained):
     """What can be set."""
 
-    select_epochs: Annotated[int, "epochs of the runs that choose the learning rate"] = 100
-    schedule: Annotated[str, "schedule of the learning rate: constant, or cosine down to 0.0001"] = "constant"
-    depth: Annotated[int, "layers"] = 100
-    dataset: Annotated[str, "the data set: npz (usps.npz: x_train, y_train, x_test, y_test); digits, to try it out"] = (
-        "npz"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.select_epochs, self.depth) < 1:
-            raise ValueError(
-                f"plainnet-table2: select_epochs={self.select_epochs} and depth={self.depth} must be at least 1."
-            )
-        if self.schedule not in ("constant", "cosine"):
-            raise ValueError(f"plainnet-table2: schedule={self.schedule!r} must be constant or cosine.")
+    select_epochs: Annotated[int, "epochs of the runs that choose the learning rate", between(1, 1_000_000)] = 100
+    schedule: Annotated[
+        str, "schedule of the learning rate: constant, or cosine down to 0.0001", one_of("constant", "cosine")
+    ] = "constant"
+    depth: Annotated[int, "layers", between(1, 10_000)] = 100
+    dataset: Annotated[
+        str,
+        "the data set: npz (usps.npz: x_train, y_train, x_test, y_test); digits, to try it out",
+        IN_MEMORY,
+    ] = "npz"
 
 
-def table2_rows(config: Table2) -> list[Row]:
+def table2_rows(settings: Table2) -> list[Row]:
     """The paper's rows. A row's name is its components."""
-    options = {"depth": config.depth, **({"img_size": 8} if config.dataset == "digits" else {})}
-    base = load_recipe(
-        "usps-plainnet-100", schedule=config.schedule, min_lr=MIN_LR if config.schedule == "cosine" else 0.0,
-        val_fraction=0.0,
-    )  # fmt: skip
+    options = {"depth": settings.depth, **({"img_size": 8} if settings.dataset == "digits" else {})}
+    min_lr = MIN_LR if settings.schedule == "cosine" else 0.0
+    base = load_recipe("usps-plainnet-100", schedule=settings.schedule, min_lr=min_lr, val_fraction=0.0)
     rows = []
     for printed in paper_table("plainnet", "II").rows:
         name = str(printed["components"])
@@ -63,14 +57,17 @@ def table2_rows(config: Table2) -> list[Row]:
     return rows
 
 
-def select_rates(rows: list[Row], config: Table2, folder: Path) -> dict[str, float]:
+def select_rates(rows: list[Row], settings: Table2, folder: Path) -> dict[str, float]:
     """The learning rate of each row with the lowest validation error. A diverged run counts as 100 %."""
-    recipes: dict[str, Recipe] = {}
-    for row in rows:
-        assert row.recipe is not None
-        base = run_recipe(row.recipe, config, seed=0).replace(epochs=config.select_epochs, val_fraction=0.1)
-        recipes |= {f"{row.name} lr {lr:g}": base.replace(lr=lr) for lr in RATES}
-    runs = train(recipes, config, folder / "select")
+    recipes = {
+        f"{row.name} lr {lr:g}": run_recipe(row.recipe, settings, seed=0).replace(
+            epochs=settings.select_epochs, val_fraction=0.1, lr=lr
+        )
+        for row in rows
+        if row.recipe is not None
+        for lr in RATES
+    }
+    runs = train(recipes, settings, folder / "select")
 
     def error(row: Row, lr: float) -> float:
         found = runs[f"{row.name} lr {lr:g}"].val_error
@@ -79,18 +76,17 @@ def select_rates(rows: list[Row], config: Table2, folder: Path) -> dict[str, flo
     return {row.name: min(RATES, key=lambda lr: error(row, lr)) for row in rows}
 
 
-@reproduction("plainnet-table2", config=Table2, trains=True)
-def table2(config: Table2, folder: Path) -> Outcome:
-    rows = chosen(table2_rows(config), config)
-    rates = select_rates(rows, config, folder)
-    at_rate = [
-        Row(name=row.name, label=f"{row.label}, rate {rates[row.name]:g}", error=row.error,
-            recipe=row.recipe.replace(lr=rates[row.name]) if row.recipe else None)
-        for row in rows
-    ]  # fmt: skip
-    runs = train_rows(at_rate, config, folder)
-    findings = [
-        f"{config.depth} layers, {config.schedule} rate, chosen on validation after {config.select_epochs} epochs: "
-        f"{', '.join(f'{name} {lr:g}' for name, lr in rates.items())}."
-    ]
-    return outcome("plainnet-table2", config, at_rate, runs, findings=findings, datasets=("npz",))
+@reproduction("plainnet-table2", settings=Table2, trains=True)
+def table2(settings: Table2, folder: Path) -> Outcome:
+    rows = chosen(table2_rows(settings), settings)
+    rates = select_rates(rows, settings, folder)
+    at_rate = []
+    for row in rows:
+        assert row.recipe is not None
+        lr = rates[row.name]
+        at_rate.append(replace(row, label=f"{row.label}, rate {lr:g}", recipe=row.recipe.replace(lr=lr)))
+    finding = (
+        f"{settings.depth} layers, {settings.schedule} rate, chosen on validation after {settings.select_epochs} "
+        f"epochs: {', '.join(f'{name} {lr:g}' for name, lr in rates.items())}."
+    )
+    return train_table("plainnet-table2", settings, at_rate, folder).outcome([finding], datasets=("npz",))

@@ -1,15 +1,14 @@
 """Oyedotun et al. 2020, ICPR, Table III (section VI.C): CIFAR-10 with and without skip connections."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from unskip.reproduce.papers import paper_table
+from unskip.reproduce.papers import Cell, paper_table
 from unskip.reproduce.registry import Outcome, reproduction
-from unskip.reproduce.trained import Row, Trained, chosen, outcome, train_rows
+from unskip.reproduce.trained import Row, Trained, train_table
 from unskip.train.recipe import load_recipe
 
-# By the paper's model and layers: our network and the recipe that it trains by.
-RUN = {
+# By the paper's model and layers: our network and the recipe that trains it.
+RUN: dict[tuple[Cell, Cell], tuple[str, str]] = {
     ("ResNet", 56): ("resnet56", "cifar10-resnet-110"),
     ("ResNet", 110): ("resnet110", "cifar10-resnet-110"),
     ("PlainNet-BN", 56): ("plain_resnet56", "cifar10-plain-110"),
@@ -17,21 +16,16 @@ RUN = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Table3(Trained):
-    """What can be set. Without --epochs each row has as many as its own recipe."""
-
-
 def table3_rows() -> list[Row]:
     rows = []
     for printed in paper_table("plainnet", "III").rows:
-        model, layers = str(printed["model"]), printed["layers"]
-        network, recipe = RUN.get((model, layers), (None, ""))  # type: ignore[arg-type]
+        paper, layers = printed["model"], printed["layers"]
+        model, recipe = RUN.get((paper, layers), ("", ""))
         rows.append(
             Row(
-                name=network or f"{model} {layers}",
-                label=f"{model}, {layers} layers",
-                recipe=None if network is None else load_recipe(recipe, model=network),
+                name=model or f"{paper} {layers}",
+                label=f"{paper}, {layers} layers",
+                recipe=load_recipe(recipe, model=model) if model else None,
                 error=printed["test_error"],
                 params=printed["params"],
             )
@@ -39,7 +33,6 @@ def table3_rows() -> list[Row]:
     return rows
 
 
-@reproduction("plainnet-table3", config=Table3, trains=True)
-def table3(config: Table3, folder: Path) -> Outcome:
-    rows = chosen(table3_rows(), config)
-    return outcome("plainnet-table3", config, rows, train_rows(rows, config, folder))
+@reproduction("plainnet-table3", settings=Trained, trains=True)
+def table3(settings: Trained, folder: Path) -> Outcome:
+    return train_table("plainnet-table3", settings, table3_rows(), folder).outcome()

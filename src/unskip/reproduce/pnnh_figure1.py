@@ -7,47 +7,45 @@ the image can be read off a layer. `--dists` adds the paper's own.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torchvision.models import vgg19_bn
 
+from unskip._core.drawing import FAINT, OTHER, PLAIN, PNNH, RESIDUAL, dress, panels
 from unskip.measures import noise_to_signal, record_outputs, recovery
 from unskip.measures.dissipation import NOISE, downscaled, sketch
 from unskip.measures.dists import SAMPLES, as_image, dissimilarity, image_size
 from unskip.models.cifar import cifar_resnet
-from unskip.reproduce.drawing import FAINT, OTHER, PLAIN, PNNH, RESIDUAL, dress, panels
-from unskip.reproduce.images import load_set, sample_images
-from unskip.reproduce.registry import Outcome, reproduction
+from unskip.reproduce.images import DataPath, Dataset, load_set, sample_images
+from unskip.reproduce.registry import Limit, Outcome, Settings, between, reproduction
 from unskip.surgery import plainify
 
 LOST = 0.5  # noise_to_signal above which we call the input lost
+DEPTHS = Limit(range(8, 10_000, 6).__contains__, "6N + 2, for instance 20, 56 or 110")
+AXES = {  # by measure: the label of its axis, the title of its panel
+    "noise_to_signal": ("near/far (1: the input is lost)", "told apart from noise?"),
+    "recovery": ("R² of the coarse image, read off the layer", "still readable?"),
+    "dists": ("DISTS to the image", "looks like the image?"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure1:
+class Figure1(Settings):
     """What can be set."""
 
-    depth: Annotated[int, "layers of the ResNet that is taken as it is, plain and as PNNH: 6N + 2"] = 56
-    images: Annotated[int, "test images, at least 16"] = 128
-    seeds: Annotated[int, "initialisations of each network"] = 3
-    dataset: Annotated[str, "the data set: digits, cifar10, cifar100, fashion_mnist or npz"] = "digits"
-    data: Annotated[Path | None, "where the data set lies; digits are embedded"] = None
+    depth: Annotated[int, "layers of the ResNet that is taken as it is, plain and as PNNH: 6N + 2", DEPTHS] = 56
+    images: Annotated[int, "test images, at least 16", between(16, 1_000_000, "; fewer say nothing about recovery")] = (
+        128
+    )
+    seeds: Annotated[int, "initialisations of each network", between(1, 1000)] = 3
+    dataset: Dataset = "digits"
+    data: DataPath = None
     dists: Annotated[bool, "DISTS too; needs torchmetrics, and downloads VGG-16's weights where they are not there"] = (
         False
     )
-
-    def __post_init__(self) -> None:
-        if self.depth < 8 or (self.depth - 2) % 6:
-            raise ValueError(f"pnnh-figure1: depth={self.depth} must be 6N + 2, for instance 20, 56 or 110.")
-        if self.images < 16 or self.seeds < 1:
-            raise ValueError(
-                f"pnnh-figure1: images={self.images} must be at least 16, for recovery to say something, and "
-                f"seeds={self.seeds} at least 1."
-            )
 
 
 def networks(depth: int) -> dict[str, tuple[Callable[[], nn.Module], str]]:
@@ -60,22 +58,22 @@ def networks(depth: int) -> dict[str, tuple[Callable[[], nn.Module], str]]:
     }
 
 
-def outputs(network: nn.Module) -> list[tuple[int, str]]:
+def outputs(model: nn.Module) -> list[tuple[int, str]]:
     """(depth, module path) after each activation of a VGG, and after stem and blocks of a CIFAR network."""
-    features = getattr(network, "features", None)
+    features = getattr(model, "features", None)
     if isinstance(features, nn.Sequential):
         paths = [f"features.{i}" for i, module in enumerate(features) if isinstance(module, nn.ReLU)]
         return list(enumerate(paths, start=1))
-    blocks = [f"layer{s}.{i}" for s in (1, 2, 3) for i in range(len(network.get_submodule(f"layer{s}")))]  # type: ignore[arg-type]
+    blocks = [f"layer{s}.{i}" for s in (1, 2, 3) for i in range(len(model.get_submodule(f"layer{s}")))]  # type: ignore[arg-type]
     return [(1, "act1"), *((3 + 2 * i, path) for i, path in enumerate(blocks))]
 
 
 def losses(
-    network: nn.Module, x: Tensor, noisy: Tensor, *, dists: bool = False
+    model: nn.Module, x: Tensor, noisy: Tensor, *, dists: bool = False
 ) -> tuple[list[int], dict[str, list[float]]]:
     """Depths and, at each output, the measures by name; BatchNorm with the statistics of the batch."""
-    depths, paths = zip(*outputs(network), strict=True)
-    clean, other = (record_outputs(network.train(), paths, images) for images in (x, noisy))
+    depths, paths = zip(*outputs(model), strict=True)
+    clean, other = (record_outputs(model.train(), paths, images) for images in (x, noisy))
     target = downscaled(x)
     found = {
         "noise_to_signal": [noise_to_signal(clean[path], other[path]) for path in paths],
@@ -104,51 +102,51 @@ def perceptual(layers: list[Tensor], images: Tensor) -> list[float]:
     return scores.view(len(layers), count).mean(1).tolist()
 
 
-@reproduction("pnnh-figure1", config=Figure1)
-def figure1(config: Figure1) -> Outcome:
-    """noise_to_signal and recovery against depth, one line a network, bands over initialisations."""
-    data = load_set(config.dataset, config.data)
-    x = sample_images(data, config.images, channels=3)
+@reproduction("pnnh-figure1", settings=Figure1)
+def figure1(settings: Figure1) -> Outcome:
+    """noise_to_signal and recovery against depth, one line for each network, bands over initialisations."""
+    data = load_set(settings.dataset, settings.data)
+    x = sample_images(data, settings.images, channels=3)
     possible = recovery(sketch(x.flatten(1), seed=0), downscaled(x))
-    name = config.data.stem if config.data is not None and config.dataset == "npz" else data.name
-    title = f"Where the input is lost, at initialisation ({config.images} test images of {name})"
-    measures = ("noise_to_signal", "recovery", "dists") if config.dists else ("noise_to_signal", "recovery")
+    name = settings.data.stem if settings.data is not None and settings.dataset == "npz" else data.name
+    title = f"Where the input is lost, at initialisation ({settings.images} test images of {name})"
+    measures = [measure for measure in AXES if settings.dists or measure != "dists"]
     figure, axes = panels(1, len(measures), size=(4.6 * len(measures), 4.0), title=title)
+    for ax, measure in zip(axes, measures, strict=True):
+        y, question = AXES[measure]
+        dress(ax, x="layers passed", y=y, title=question, log_y=measure == "noise_to_signal")
+    small: dict[str, Any] = {"fontsize": 7.5, "color": FAINT}
     numbers: dict[str, object] = {"recovery from the images themselves": possible}
-    if config.dists:  # first, so that what is missing is said before the work
+    if settings.dists:  # first, so that what is missing is said before the work
         (level,) = perceptual([torch.rand(x.shape, generator=torch.Generator().manual_seed(0))], x)
         numbers["DISTS of noise"] = level
         axes[2].axhline(level, color=FAINT, linestyle=":", linewidth=1)
-        axes[2].text(1, level, "noise", fontsize=7.5, color=FAINT, va="bottom")
-        dress(axes[2], x="layers passed", y="DISTS to the image", title="looks like the image?")
+        axes[2].text(1, level, "noise", va="bottom", **small)
     lines = []
-    for label, (build, colour) in networks(config.depth).items():
+    for label, (build, colour) in networks(settings.depth).items():
         runs = []
-        for seed in range(config.seeds):
+        for seed in range(settings.seeds):
             torch.manual_seed(seed)
-            network = build()
-            depths, found = losses(network, x, x + NOISE * x.std() * torch.randn_like(x), dists=config.dists)
+            model = build()
+            depths, found = losses(model, x, x + NOISE * x.std() * torch.randn_like(x), dists=settings.dists)
             runs.append(found)
-        depth = np.array(depths)
+        numbers[label] = {"depth": depths} | {measure: [run[measure] for run in runs] for measure in measures}
         mean = {}
         for ax, measure in zip(axes, measures, strict=True):
             curves = np.array([run[measure] for run in runs])
             mean[measure] = curves.mean(0)
-            ax.fill_between(depth, curves.min(0), curves.max(0), color=colour, alpha=0.2, linewidth=0)
-            ax.plot(depth, mean[measure], "o-", color=colour, markersize=2.5, linewidth=1.2, label=label)
-        lost = depth[mean["noise_to_signal"] > LOST]
-        numbers[label] = {"depth": depths} | {measure: [run[measure] for run in runs] for measure in measures}
+            ax.fill_between(depths, curves.min(0), curves.max(0), color=colour, alpha=0.2, linewidth=0)
+            ax.plot(depths, mean[measure], "o-", color=colour, markersize=2.5, linewidth=1.2, label=label)
+        lost = [d for d, value in zip(depths, mean["noise_to_signal"], strict=True) if value > LOST]
         lines.append(
             f"{label}: near/far {mean['noise_to_signal'][-1]:.3f} and recovery R² {mean['recovery'][-1]:.2f} at layer "
-            f"{depth[-1]} (n = {config.seeds}); near/far above {LOST} "
-            f"{f'from layer {lost[0]}' if len(lost) else 'nowhere'}."
+            f"{depths[-1]} (n = {settings.seeds}); near/far above {LOST} "
+            f"{f'from layer {lost[0]}' if lost else 'nowhere'}."
         )
-    axes[0].axhline(1, color=FAINT, linestyle=":", linewidth=1)
-    axes[0].text(1, 1.07, "noise moves an image as far as another image", fontsize=7.5, color=FAINT)
-    axes[1].axhline(possible, color=FAINT, linestyle=":", linewidth=1)
-    axes[1].text(depth[-1], possible, "from the images themselves", fontsize=7.5, color=FAINT, ha="right", va="bottom")
-    dress(axes[0], x="layers passed", y="near/far (1: the input is lost)", title="told apart from noise?", log_y=True)
-    dress(axes[1], x="layers passed", y="R² of the coarse image, read off the layer", title="still readable?")
+    for ax, level in zip(axes, (1, possible), strict=False):
+        ax.axhline(level, color=FAINT, linestyle=":", linewidth=1)
+    axes[0].text(1, 1.07, "noise moves an image as far as another image", **small)
+    axes[1].text(depths[-1], possible, "from the images themselves", ha="right", va="bottom", **small)
     axes[0].set_ylim(top=2)
     axes[1].set_ylim(-0.03, 1)
     handles, labels = axes[0].get_legend_handles_labels()

@@ -3,15 +3,15 @@
 The paper prints no numbers for this figure; those of its Table 1 at 110 layers are drawn beside ours.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
-from unskip.reproduce.drawing import INK, OTHER, PNNH, RESIDUAL, dress, legend, panels
+from unskip._core.drawing import INK, OTHER, PNNH, RESIDUAL, dress, legend, panels
 from unskip.reproduce.pnnh_table1 import table1_rows
-from unskip.reproduce.registry import Outcome, reproduction
-from unskip.reproduce.trained import Row, Trained, chosen, outcome, summary, train_rows
+from unskip.reproduce.registry import Outcome, between, reproduction
+from unskip.reproduce.trained import Row, Trained, summary, train_table
 from unskip.train.recipe import load_recipe
 
 DEPTHS = (20, 32, 44, 56, 110)
@@ -26,7 +26,7 @@ KINDS = {  # name of a depth's network: label, colour
 class Figure3(Trained):
     """What can be set."""
 
-    seeds: Annotated[int, "runs of each network"] = 1
+    seeds: Annotated[int, "runs of each network", between(1, 1000)] = 1
 
 
 def figure3_rows() -> list[Row]:
@@ -35,32 +35,22 @@ def figure3_rows() -> list[Row]:
     for kind, (label, _) in KINDS.items():
         for depth in DEPTHS:
             name = kind.format(depth)
-            paper = printed.get(name, Row(name=name, label=""))
+            row = printed.get(name, Row(name=name, label=""))
             recipe = load_recipe("cifar10-pnnh-110", model=name)
-            rows.append(
-                Row(
-                    name=name,
-                    label=f"{label}-{depth}",
-                    recipe=recipe,
-                    error=paper.error,
-                    spread=paper.spread,
-                    params=paper.params,
-                )
-            )
+            rows.append(replace(row, label=f"{label}-{depth}", recipe=recipe))
     return rows
 
 
-@reproduction("pnnh-figure3", config=Figure3, trains=True)
-def figure3(config: Figure3, folder: Path) -> Outcome:
-    rows = chosen(figure3_rows(), config)
-    runs = train_rows(rows, config, folder)
-    figure, (axes,) = panels(1, 1, size=(6.4, 4.4), title=f"Error against parameters, by depth ({config.dataset})")
+@reproduction("pnnh-figure3", settings=Figure3, trains=True)
+def figure3(settings: Figure3, folder: Path) -> Outcome:
+    table = train_table("pnnh-figure3", settings, figure3_rows(), folder)
+    figure, (axes,) = panels(1, 1, size=(6.4, 4.4), title=f"Error against parameters, by depth ({settings.dataset})")
     findings = []
     for kind, (label, colour) in KINDS.items():
         points = []
         for depth in DEPTHS:
-            mine = runs.get(kind.format(depth), [])
-            found, counted = summary(mine), next((run.parameters for run in mine if run.parameters), None)
+            runs = table.runs.get(kind.format(depth), [])
+            found, counted = summary(runs), next((run.parameters for run in runs if run.parameters), None)
             if found.mean is not None and counted is not None:
                 points.append((depth, counted / 1e6, found.mean, found.spread or 0.0))
         if not points:
@@ -71,15 +61,13 @@ def figure3(config: Figure3, folder: Path) -> Outcome:
             axes.annotate(str(depth), (x, y), textcoords="offset points", xytext=(5, 4), fontsize=8, color=INK)
         steps = [f"{depth}: {error:.2f}" for depth, error in zip(depths, errors, strict=True)]
         better = all(later <= earlier for earlier, later in pairwise(errors))
-        each = "each no worse than the one before" if better else "not every one better than the one before"
-        findings.append(
-            f"{label}, layers and test error %: {', '.join(steps)}" + (f"; {each}." if len(steps) > 1 else ".")
-        )
-    for row in rows:
-        if isinstance(row.error, float) and isinstance(row.params, float) and config.dataset == "cifar10":
+        each = "; each no worse than the one before" if better else "; not every one better than the one before"
+        findings.append(f"{label}, layers and test error %: {', '.join(steps)}{each if len(steps) > 1 else ''}.")
+    for row in table.rows:
+        if isinstance(row.error, float) and isinstance(row.params, float) and settings.dataset == "cifar10":
             colour = PNNH if row.name.startswith("pnnh") else RESIDUAL
             axes.plot([row.params], [row.error], "*", color=colour, markersize=9)
             axes.annotate("paper", (row.params, row.error), textcoords="offset points", xytext=(5, -9), fontsize=8)
     dress(axes, x="trained parameters (millions)", y="test error (%)", log_x=True)
     legend(axes)
-    return outcome("pnnh-figure3", config, rows, runs, findings=findings, figure=figure)
+    return table.outcome(findings, figure=figure)

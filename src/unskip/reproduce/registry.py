@@ -1,29 +1,64 @@
 """The registry of reproductions: a table or figure of a paper, by name, with what can be set about it.
 
-A reproduction is a function from a configuration (a keyword-only frozen dataclass, whose fields are the command's
-options) to an `Outcome`. It computes and draws; `reproduce` writes the files. What it is about stands in
-reproductions.toml, which `unskip reproduce --help` reads too.
+A reproduction is a function from its settings (a frozen dataclass whose fields are the command's options) to an
+`Outcome`. It computes and draws; `reproduce` writes the files. reproductions.toml says what each is about, for
+`unskip reproduce --help` too.
 """
 
 import dataclasses
+import io
 import json
 import platform
 import time
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar, get_type_hints
 
 import torch
 from matplotlib.figure import Figure
 
-from unskip._core.files import make_folder
+from unskip._core.files import make_folder, write_atomically
 from unskip._core.rng import seeded
 from unskip._core.text import nearest
-from unskip.reproduce.drawing import save
+
+
+class Limit(NamedTuple):
+    """Which values a setting takes, and how a message says so."""
+
+    holds: Callable[[Any], bool]
+    words: str
+
+    def check(self, name: str, value: object) -> None:
+        if not self.holds(value):
+            raise ValueError(f"reproduce: {name}={value!r} must be {self.words}.")
+
+
+def between(least: float, most: float, why: str = "") -> Limit:
+    """Numbers from `least` to `most`; `why` ends the message."""
+    return Limit(lambda value: least <= value <= most, f"between {least:,} and {most:,}{why}")
+
+
+def one_of(*choices: object) -> Limit:
+    return Limit(lambda value: value in choices, f"one of {', '.join(map(str, choices))}")
+
+
+SEED = between(0, 2**63 - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What can be set about a reproduction. A field is `Annotated[type, "what it is", limit]`; None passes."""
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            value = getattr(self, name)
+            for limit in () if value is None else hint.__metadata__[1:]:
+                limit.check(name, value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +78,9 @@ class Reproduction:
     name: str
     source: str  # paper and figure
     shows: str  # in one line
-    config: type  # a keyword-only frozen dataclass
+    settings: type[Settings]
     run: Callable[..., Outcome]
-    trains: bool = False  # whether it trains networks, in a folder that a second call goes on with
+    trains: bool = False  # whether it trains networks, in a folder that a second call continues with
 
 
 ABOUT = tomllib.loads((resources.files("unskip") / "reproduce" / "reproductions.toml").read_text(encoding="utf-8"))
@@ -54,12 +89,12 @@ R = TypeVar("R", bound=Callable[..., Outcome])
 
 
 def reproduction(
-    name: str, *, config: type, trains: bool = False, source: str = "", shows: str = ""
+    name: str, *, settings: type[Settings], trains: bool = False, source: str = "", shows: str = ""
 ) -> Callable[[R], R]:
-    """Decorator: makes a function from `config` to Outcome known as `unskip reproduce NAME`.
+    """Decorator: registers a function from `settings` to Outcome as `unskip reproduce NAME`.
 
-    With `trains`, the function gets a folder for its runs too, `run(config, folder)`. `source` and `shows` are those of
-    reproductions.toml for a name that stands there, and must be given for another.
+    With `trains`, the function also gets a folder for its runs, `run(settings, folder)`. `source` and `shows` come from
+    reproductions.toml for a name that it lists, and must be given for any other.
     """
 
     def register(run: R) -> R:
@@ -71,7 +106,7 @@ def reproduction(
                 f"reproduction: {name!r} is not in reproductions.toml, so source={source!r} and shows={shows!r} must "
                 "say what it is about."
             )
-        REPRODUCTIONS[name] = Reproduction(name=name, config=config, run=run, trains=trains, **about)
+        REPRODUCTIONS[name] = Reproduction(name=name, settings=settings, run=run, trains=trains, **about)
         return run
 
     return register
@@ -79,57 +114,66 @@ def reproduction(
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What a reproduction found, and where it lies."""
+    """What a reproduction found, and the files that hold it."""
 
     outcome: Outcome
-    files: tuple[Path, ...] = field(default=())
+    files: tuple[Path, ...]
 
 
-def reproduce(name: str, *, out: Path, record: Path | None = None, **fields: Any) -> Written:
+def reproduce(name: str, *, out: Path, record: Path | None = None, **settings: Any) -> Written:
     """Runs a reproduction and writes OUT/NAME.png and RECORD/NAME.json (RECORD is OUT unless given).
 
-    The record holds the numbers, the configuration, versions and the time taken. Where networks are trained, everything
-    lies in OUT/NAME instead: the picture, their runs (a second call goes on with them), and the record as README.md,
+    The record holds the numbers, the settings, versions and the time taken. Where networks are trained, everything is
+    in OUT/NAME instead: the picture, their runs (a second call continues with them), and the record as README.md and
     results.json, unless RECORD is another folder.
     """
     if name not in REPRODUCTIONS:
         raise ValueError(f"reproduce: there is no {name!r}.{nearest(name, list(REPRODUCTIONS))}")
     entry = REPRODUCTIONS[name]
-    known = [option.name for option in dataclasses.fields(entry.config)]
-    for option in fields:
+    known = [field.name for field in dataclasses.fields(entry.settings)]
+    for option in settings:
         if option not in known:
             raise ValueError(f"reproduce: {name} has no option {option!r}.{nearest(option, known)}")
-    config = entry.config(**fields)
+    chosen = entry.settings(**settings)
     out = out / name if entry.trains else out
     record = record or out
-    for folder, option in ((out, "--out"), (record, "--record" if record != out else "--out")):
-        make_folder(folder, command="reproduce", way_out=f"Choose another one ({option}).")
+    way_out = {folder: f"Choose another one ({option})." for folder, option in ((record, "--record"), (out, "--out"))}
+    for folder, words in way_out.items():
+        make_folder(folder, command="reproduce", way_out=words)
     start = time.perf_counter()
-    with seeded(0):  # some seed the global generators themselves; afterwards these are the caller's again
-        outcome = entry.run(config, out) if entry.trains else entry.run(config)
-    about = {
+    with seeded(0):  # some seed the global generators themselves; the caller gets theirs back
+        outcome = entry.run(chosen, out) if entry.trains else entry.run(chosen)
+    numbers = {
         "name": name,
         "source": entry.source,
         "shows": entry.shows,
-        "configuration": {
-            key: value.name if isinstance(value, Path) else value for key, value in dataclasses.asdict(config).items()
-        },
+        "configuration": {k: v.name if isinstance(v, Path) else v for k, v in dataclasses.asdict(chosen).items()},
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "seconds": round(time.perf_counter() - start, 1),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "machine": platform.machine(),
+        "findings": outcome.lines,
+        "numbers": outcome.numbers,
     }
-    numbers = record / ("results.json" if entry.trains else f"{name}.json")
-    numbers.write_text(
-        json.dumps(about | {"findings": outcome.lines, "numbers": outcome.numbers}, indent=1, default=str),
-        encoding="utf-8",
-    )
-    files = [numbers]
-    if outcome.readme:
-        readme = record / "README.md"
-        text = "\n".join((f"# {entry.source}: {entry.shows}", "", *outcome.readme)) + "\n"
-        readme.write_text(text, encoding="utf-8")
-        files.insert(0, readme)
+    files: dict[Path, bytes] = {}
     if outcome.figure is not None:
-        files.insert(0, save(outcome.figure, out / f"{name}.png"))
+        files[out / f"{name}.png"] = as_png(outcome.figure)
+    if outcome.readme:
+        text = "\n".join((f"# {entry.source}: {entry.shows}", "", *outcome.readme)) + "\n"
+        files[record / "README.md"] = text.encode()
+    results = record / ("results.json" if entry.trains else f"{name}.json")
+    files[results] = json.dumps(numbers, indent=1, default=str).encode()
+    for path, content in files.items():
+        write_atomically(path, partial(_write, content), command="reproduce", way_out=way_out[path.parent])
     return Written(outcome=outcome, files=tuple(files))
+
+
+def _write(content: bytes, file: BinaryIO) -> None:
+    file.write(content)
+
+
+def as_png(figure: Figure) -> bytes:
+    """A PNG without the date, so that the same numbers give the same file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=120, format="png", metadata={"Software": None})
+    return buffer.getvalue()

@@ -3,14 +3,19 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from unskip.reproduce.registry import between
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"SELU": F.selu, "Tanh": torch.tanh, "ReLU": F.relu}
 GAINS = {"SELU": 1.0, "Tanh": 2.0, "ReLU": 2.0}  # weights are N(0, gain/d) (section A)
+REPEATS = between(2, 1_000_000, "; one alone gives no error bar")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +30,7 @@ class SimulatedNetwork:
     batch: int = 128
 
 
-def gradient_norms(network: SimulatedNetwork, *, repeats: int, seed: int) -> np.ndarray:
+def gradient_norms(network: SimulatedNetwork, *, repeats: int, seed: int) -> NDArray[np.float64]:
     """Norms of the gradients of all weight matrices, (repeats, depth), first layer first.
 
     Inputs N(0, I) and weights are drawn anew for each repetition, and so are the gradients N(0, I/d) at the output.
@@ -60,8 +65,11 @@ class Rate:
     value: float  # per layer, in natural logarithms
     error: float  # standard error over repetitions
 
+    def __str__(self) -> str:
+        return f"{self.value:.4f} ± {self.error:.4f}"
 
-def log_rate(norms: np.ndarray) -> Rate:
+
+def log_rate(norms: NDArray[np.float64]) -> Rate:
     """The slope of ln(norm) from the last layer back to the second, one fit per repetition.
 
     The first layer is left out: it alone reads inputs of mean 0 and variance 1, where all others read what an
@@ -70,3 +78,21 @@ def log_rate(norms: np.ndarray) -> Rate:
     layer = np.arange(2, norms.shape[1] + 1)
     slopes = -np.polyfit(layer, np.log(norms[:, 1:]).T, 1)[0]
     return Rate(value=float(slopes.mean()), error=float(slopes.std(ddof=1) / math.sqrt(len(slopes))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """Gradient norms of one kind of network by layer, over repetitions."""
+
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+    rate: Rate
+
+    def numbers(self, **more: Any) -> dict[str, Any]:
+        """For the record."""
+        return {"mean": self.mean.tolist(), "std": self.std.tolist(), "log_rate": vars(self.rate), **more}
+
+
+def measure_gradients(network: SimulatedNetwork, *, repeats: int, seed: int) -> Gradients:
+    norms = gradient_norms(network, repeats=repeats, seed=seed)
+    return Gradients(mean=norms.mean(0), std=norms.std(0, ddof=1), rate=log_rate(norms))

@@ -1,10 +1,8 @@
 """How our figures look: light, one set of colours, both axes labelled, and small files."""
 
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which colour-blind readers tell apart. One kind of network keeps its colour in all figures.
@@ -15,7 +13,6 @@ INK, FAINT = "#222222", "#8a8a8a"
 def panels(rows: int, columns: int, *, size: tuple[float, float], title: str) -> tuple[Figure, list[Axes]]:
     """A figure with a grid of axes, row by row; size in inches. Needs no display and leaves pyplot alone."""
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=11, color=INK, fontweight="bold")
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
@@ -32,16 +29,9 @@ def dress(axes: Axes, *, x: str, y: str, title: str = "", log_x: bool = False, l
     axes.tick_params(labelsize=8, colors=INK)
     axes.grid(True, which="major", color="#e6e6e6", linewidth=0.7)
     axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def legend(axes: Axes, **options: Any) -> None:
     """A small legend without a box."""
     axes.legend(fontsize=8, frameon=False, **options)
-
-
-def save(figure: Figure, path: Path) -> Path:
-    """Writes a PNG without the date of the day, so that the same numbers give the same file."""
-    figure.savefig(path, dpi=120, metadata={"Software": None})
-    return path
