@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import InterpolationMode, v2
 
+from unskip._core.limits import check_file, check_memory
 from unskip._core.rng import seed_of, seeded
 from unskip.data.config import DataConfig
 from unskip.data.sets import DataSet, Split
@@ -72,7 +73,11 @@ def make_feed(
         raise ValueError(f"recipe: batch={batch} is larger than the training set ({len(data.train)} images); lower it.")
     by_image = config.crop == "resized" or config.color_jitter or config.rand_augment
     count = len(data.train) + len(data.val or ()) + len(data.test)
-    fits = count * data.image_size**2 * data.channels <= config.cache_gib * 2**30
+    side = data.image_size + 2 * config.pad * (config.crop == "pad")
+    fits = count * data.channels * side**2 <= config.cache_gib * 2**30
+    check_memory(
+        each * data.channels * side**2 * dtype.itemsize, f"recipe: a batch of {each} images of {side} x {side} px"
+    )
     kind: type[Feed] = WorkerFeed
     if fits and not by_image:
         kind, data = DeviceFeed, _decoded(data, config)
@@ -258,10 +263,18 @@ def open_image(split: Split, index: int) -> Image.Image:
         return Image.fromarray(array[..., 0] if array.shape[-1] == 1 else array)
     path: Path = split.images[index]
     try:
-        with Image.open(path) as image:
+        with open_file(path) as image:
             return image.convert("RGB")
     except Exception as error:
         raise ValueError(f"data: {path} can't be read: {error}. Replace or remove it.") from error
+
+
+def open_file(path: Path) -> Image.Image:
+    """An image file, opened but not decoded, if it is no pipe and not too large. Pillow itself refuses 179 M pixels."""
+    check_file(path, "data")
+    image = Image.open(path)
+    check_memory(4 * image.width * image.height, f"an image of {image.width} x {image.height} px")
+    return image
 
 
 def train_transform(data: DataSet, config: DataConfig) -> v2.Transform:

@@ -12,35 +12,34 @@
 import gzip
 import hashlib
 import io
+import math
+import operator
 import pickle
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from PIL import Image
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torchvision import datasets
 
+from unskip._core.errors import reason
+from unskip._core.limits import check_file, check_memory
 from unskip.data.config import DataConfig
+from unskip.data.feed import open_file
 from unskip.data.sets import DATASETS, DataSet, Split, from_splits, hold_out, make_split, register_dataset
 
+BAD_ARCHIVE = (zipfile.BadZipFile, zlib.error)
 IMAGE_FILES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff")
 
 
 def _missing(path: Path | str, root: Path, config: DataConfig) -> str:
     return f"data: {path} is missing; {root} {DATASETS[config.dataset].layout}"
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"data: {path} can't be read: {error.strerror}.") from error
 
 
 @register_dataset("digits")
@@ -81,15 +80,31 @@ def _same_records(file: str, x: np.ndarray, y: np.ndarray) -> bool:
     return _md5(np.column_stack((y.astype(np.uint8), x)).tobytes()) == RECORDS[file]
 
 
-class _NumpyOnly(pickle.Unpickler):
-    """Reads what CIFAR's pickles hold and refuses everything else, since a pickle can run any code."""
+class _NumpyOnly(pickle._Unpickler):
+    """Reads what CIFAR's pickles hold and refuses everything else, since a pickle can run any code.
 
-    ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype", "scalar", "encode", "_frombuffer"})
+    None of these calls takes more memory than the file has bytes. The unpickler in C would, for a large memo index.
+    """
+
+    CALLS: ClassVar[dict[str, Any]] = {
+        "numpy.ndarray": "ndarray",  # what _reconstruct is given; it is never called
+        "numpy.dtype": np.dtype,
+        "_codecs.encode": lambda text, encoding: text.encode("latin1"),
+        "_reconstruct": lambda *_: np.empty(0, np.uint8),  # the array's own state follows
+        "_frombuffer": lambda buffer, dtype, shape, order: np.frombuffer(buffer, dtype).reshape(shape, order=order),
+    }
+    dispatch: ClassVar[dict[int, Any]] = {
+        code: load for code, load in pickle._Unpickler.dispatch.items() if code != pickle.BYTEARRAY8[0]
+    }
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] in ("numpy", "_codecs") and name in self.ALLOWED:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file needs")
+        internal = module in (
+            f"numpy.{core}.{part}" for core in ("core", "_core") for part in ("multiarray", "numeric")
+        )
+        call = self.CALLS.get(name if internal else f"{module}.{name}")
+        if call is None:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file needs")
+        return call
 
 
 def _holds(kind: Any) -> Callable[[Path], bool]:
@@ -126,21 +141,27 @@ def _cifar(config: DataConfig, root: Path, kind: Any, key: str, *, each: int, cl
         images, labels = [], []
         for file, md5 in files:
             path = folder / file
-            if not path.is_file():
+            if not path.exists():
                 raise ValueError(_missing(path, root, config))
-            raw = _bytes(path)
+            check_file(path, "data")
             try:
+                raw = path.read_bytes()
                 entry = _NumpyOnly(io.BytesIO(raw), encoding="latin1").load()
-                x, y = np.asarray(entry["data"]), np.asarray(entry[key])
+                x, y = entry["data"], entry[key]
+                if not isinstance(x, np.ndarray):
+                    raise ValueError("its images are no array")
+                # A list of lists of lists can refer to one list many times, and would become a large array.
+                y = y if isinstance(y, np.ndarray) else np.array([operator.index(label) for label in y])
             except Exception as error:
                 raise ValueError(
                     f"data: {path} can't be read as a CIFAR batch: {type(error).__name__}: {error}. It is truncated or "
                     "something else; unpack the archive again."
                 ) from error
-            if x.dtype != np.uint8 or x.shape != (each, 3072):
+            if x.dtype != np.uint8 or x.shape != (each, 3072) or y.dtype.kind not in "iu" or y.ndim != 1:
                 raise ValueError(
-                    f"data: {path} holds images of shape {x.shape} and type {x.dtype}; {config.dataset} has ({each}, "
-                    "3072) of uint8. Unpack the archive again."
+                    f"data: {path} holds images of shape {x.shape} and type {x.dtype}, and labels of shape {y.shape} "
+                    f"and type {y.dtype}; {config.dataset} has ({each}, 3072) of uint8, and whole numbers. Unpack the "
+                    "archive again."
                 )
             if _md5(raw) != md5 and not _same_records(file, x, y):
                 changed.append(file)
@@ -166,24 +187,27 @@ def fashion_mnist(config: DataConfig, root: Path) -> DataSet:
     folder = next((f for f in (root / "FashionMNIST" / "raw", root / "raw") if f.is_dir()), root)
 
     def read(kind: str, dims: int) -> np.ndarray:
-        path = next((p for p in (folder / kind, folder / f"{kind}.gz") if p.is_file()), None)
+        path = next((p for p in (folder / kind, folder / f"{kind}.gz") if p.exists()), None)
         if path is None:
             raise ValueError(_missing(f"{folder / kind} (or .gz)", root, config))
-        raw = _bytes(path)
+        check_file(path, "data")
         try:
-            raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
-        except (OSError, EOFError, gzip.BadGzipFile) as error:
+            with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+                head = file.read(4 + 4 * dims)
+                magic, *shape = struct.unpack(f">{1 + dims}I", head) if len(head) == 4 + 4 * dims else (0, 0)
+                if magic != 0x800 + dims:
+                    file.read(2**20)  # says so if it is cut off
+                    raise ValueError(f"data: {path} is no idx file of {dims} dimensions (uint8). Download it again.")
+                size = math.prod(shape)
+                check_memory(size, f"data: {path}, which announces {tuple(shape)},")
+                raw = file.read(size + 1)  # one more shows that there is more
+        except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"data: {path} is no whole gzip file: {error}. Download it again.") from error
-        head = 4 + 4 * dims
-        magic, *shape = struct.unpack(f">{1 + dims}I", raw[:head]) if len(raw) >= head else (0, 0)
-        if magic != 0x800 + dims:
-            raise ValueError(f"data: {path} is no idx file of {dims} dimensions (uint8). Download it again.")
-        if len(raw) - head != int(np.prod(shape)):
+        if len(raw) != size:
             raise ValueError(
-                f"data: {path} is truncated: it announces {tuple(shape)} and has {len(raw) - head} bytes. Download it "
-                "again."
+                f"data: {path} is truncated: it announces {tuple(shape)} and has {len(raw)} bytes. Download it again."
             )
-        return np.frombuffer(raw, np.uint8, offset=head).reshape(shape)
+        return np.frombuffer(raw, np.uint8).reshape(shape)
 
     def split(kind: str) -> Split:
         return make_split(str(folder), read(f"{kind}-images-idx3-ubyte", 3), read(f"{kind}-labels-idx1-ubyte", 1))
@@ -206,25 +230,35 @@ def npz(config: DataConfig, root: Path) -> DataSet:
             there = ", ".join(p.name for p in found) or "none"
             raise ValueError(f"data: {path} is a folder with {len(found)} .npz files ({there}); name the file itself.")
         path = found[0]
+    check_file(path, "data")
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"data: {path} is no .npz file. It {NPZ}")
     names = ("x_train", "y_train", "x_test", "y_test")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            missing = [name for name in names if name not in file.files]
+        with zipfile.ZipFile(path) as archive:
+            there = [name.removesuffix(".npy") for name in archive.namelist()]
+            missing = [name for name in names if name not in there]
             if missing:
-                raise ValueError(
-                    f"data: {path} has no {', '.join(missing)}; it has {', '.join(file.files) or 'nothing'}. It {NPZ}"
-                )
-            x_train, y_train, x_test, y_test = (file[name] for name in names)
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"data: {path} is no whole .npz file: {error}. It {NPZ}") from error
-    except (TypeError, ValueError) as error:  # of a single array (.npy), and of anything else
-        if str(error).startswith("data:"):
-            raise
-        if not zipfile.is_zipfile(path):  # numpy takes it for a pickle and tells how to run it
-            raise ValueError(f"data: {path} is no .npz file. It {NPZ}") from error
-        raise ValueError(f"data: {path} can't be read: {error}. It {NPZ}") from error
+                raise ValueError(f"it has no {', '.join(missing)}, but {', '.join(there) or 'nothing'}")
+            check_memory(sum(archive.getinfo(f"{name}.npy").file_size for name in names), "what it holds")
+            x_train, y_train, x_test, y_test = (_array(archive, name) for name in names)
+    except (OSError, EOFError, ValueError, TypeError, RuntimeError, MemoryError, *BAD_ARCHIVE) as error:
+        raise ValueError(f"data: {path} can't be read: {reason(error)}. It {NPZ}") from error
     train, test = make_split(f"{path}: train", x_train, y_train), make_split(f"{path}: test", x_test, y_test)
     return from_splits(config, train, test, classes=int(train.labels.max()) + 1)
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """One array of an .npz file, if the archive has as many bytes of it as its shape says."""
+    size = archive.getinfo(f"{name}.npy").file_size
+    with archive.open(f"{name}.npy") as file:
+        version = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read_header(file)
+        if not dtype.hasobject and math.prod(shape) * dtype.itemsize + file.tell() != size:
+            raise ValueError(f"{name} announces the shape {shape}, which is not what the file has")
+        file.seek(0)
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 @register_dataset(
@@ -275,7 +309,7 @@ def _check_files(files: list[Path], workers: int) -> None:
 
     def broken(path: Path) -> str | None:
         try:
-            with Image.open(path) as image:
+            with open_file(path) as image:
                 image.draft("RGB", (image.width // 8, image.height // 8))
                 image.load()
         except Exception as error:

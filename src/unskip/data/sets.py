@@ -11,6 +11,7 @@ A data set is a function that reads it, under a name (`register_dataset`; ours a
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from unskip._core import plugins
+from unskip._core.limits import check_memory
 from unskip._core.text import nearest
 from unskip.data.config import DataConfig
 
@@ -155,74 +157,68 @@ def find_kind(root: Path) -> str | None:
 
 def make_split(where: str, images: np.ndarray, labels: np.ndarray) -> Split:
     """Images and labels as tensors, after everything that can be wrong with them has been looked at."""
-    if len(images) == 0 or images.size == 0:
-        raise ValueError(f"data: {where} has no images (shape {images.shape}).")
-    if images.ndim == 3:
-        images = images[..., None]
-    if images.ndim != 4:
-        raise ValueError(
-            f"data: {where} has images of shape {images.shape}; (N, H, W), (N, H, W, C) or (N, C, H, W) is expected."
-        )
+
+    def check(right: bool | np.bool_, problem: str) -> None:
+        if not right:
+            raise ValueError(f"data: {where} has {problem}.")
+
+    check(images.size > 0, f"no images (shape {images.shape})")
+    images = images[..., None] if images.ndim == 3 else images
+    shapes = "(N, H, W), (N, H, W, C) or (N, C, H, W) is expected, with 1, 3 or 4 channels"
+    check(images.ndim == 4, f"images of shape {images.shape}; {shapes}")
     if images.shape[-1] not in (1, 3, 4):
-        if images.shape[1] not in (1, 3, 4):
-            raise ValueError(
-                f"data: {where} has images of shape {images.shape}: neither the last nor the second axis has 1, 3 or 4 "
-                "channels."
-            )
+        problem = f"images of shape {images.shape}: neither the last nor the second axis has 1, 3 or 4 channels"
+        check(images.shape[1] in (1, 3, 4), problem)
         images = images.transpose(0, 2, 3, 1)
     if images.dtype.kind == "f":
-        if not np.isfinite(images).all():
-            raise ValueError(
-                f"data: {where} has images with NaN or infinite pixels; floats must be finite and in 0 to 1."
-            )
         low, high = images.min(), images.max()
-        if low < 0 or high > 1:
-            raise ValueError(
-                f"data: {where} has {images.dtype} images from {low:g} to {high:g}; floats must be in 0 to 1. "
-                "Rescale them, or store uint8."
-            )
+        check(np.isfinite(low + high), "images with NaN or infinite pixels; floats must be finite and in 0 to 1")
+        problem = f"{images.dtype} images from {low:g} to {high:g}; floats must be in 0 to 1. Rescale them"
+        check(low >= 0 and high <= 1, f"{problem}, or store uint8")
         images = np.rint(images * 255).astype(np.uint8)
-    if images.dtype != np.uint8:
-        raise ValueError(f"data: {where} has {images.dtype} images; uint8 or floats in 0 to 1 are expected.")
-    if labels.ndim != 1 or len(labels) != len(images):
-        raise ValueError(f"data: {where} has {len(images)} images but labels of shape {labels.shape}.")
-    if labels.dtype.kind not in "iu":
-        raise ValueError(f"data: {where} has labels of type {labels.dtype}; whole numbers from 0 are expected.")
+    check(images.dtype == np.uint8, f"{images.dtype} images; uint8 or floats in 0 to 1 are expected")
+    check(labels.shape == (len(images),), f"{len(images)} images but labels of shape {labels.shape}")
+    check(labels.dtype.kind in "iu", f"labels of type {labels.dtype}; whole numbers from 0 are expected")
+    check(int(labels.max()) < 2**63, f"the label {labels.max()}; whole numbers from 0 are expected")
     return Split(torch.from_numpy(np.array(images)), torch.from_numpy(labels.astype(np.int64)))
 
 
 def from_splits(config: DataConfig, train: Split, test: Split, *, classes: int, notes: tuple[str, ...] = ()) -> DataSet:
     """Checks the two splits against each other, and holds out the validation images."""
+    assert isinstance(train.images, Tensor)
+    assert isinstance(test.images, Tensor)
+    name = config.dataset
     for part, split in (("training", train), ("test", test)):
         low, high = int(split.labels.min()), int(split.labels.max())
         if low < 0 or high >= classes:
-            raise ValueError(
-                f"data: {config.dataset} has {classes} classes, 0 to {classes - 1}, but a {part} label is "
-                f"{low if low < 0 else high}."
-            )
-    missing = sorted(set(range(classes)) - set(train.labels.unique().tolist()))
-    if missing:
-        some = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+            wrong = low if low < 0 else high
+            raise ValueError(f"data: {name} has {classes} classes, 0 to {classes - 1}, but a {part} label is {wrong}.")
+    present = set(train.labels.unique().tolist())
+    if len(present) < classes:
+        some = list(islice((c for c in range(classes) if c not in present), 6))  # there may be 10^12
+        words = ", ".join(map(str, some[:5])) + (", ..." if len(some) > 5 else "")
         raise ValueError(
-            f"data: {config.dataset} has labels up to {classes - 1}, but no training image of class {some}. Is a label "
-            "out of range?"
+            f"data: {name} has labels up to {classes - 1}, but no training image of class {words}. Is a label out of "
+            "range?"
         )
     if classes < 2:
-        raise ValueError(f"data: {config.dataset} has only one class.")
-    assert isinstance(train.images, Tensor)
-    assert isinstance(test.images, Tensor)
-    if train.images.shape[1:] != test.images.shape[1:]:
-        shapes = [tuple(split.images.shape[1:]) for split in (train, test)]  # type: ignore[union-attr]
-        raise ValueError(f"data: training images are {shapes[0]} (H, W, C) but test images are {shapes[1]}.")
+        raise ValueError(f"data: {name} has only one class.")
     height, width, channels = train.images.shape[1:]
+    if test.images.shape[1:] != train.images.shape[1:]:
+        other = tuple(test.images.shape[1:])
+        raise ValueError(
+            f"data: training images are {(height, width, channels)} (H, W, C) but test images are {other}."
+        )
     if height != width:
         raise ValueError(f"data: images are {height} x {width} px; square ones are expected. Pad or crop them.")
     if config.image_size:
-        train, test = (_resized(split, config.image_size) for split in (train, test))
+        side, count = config.image_size, len(train) + len(test)
+        check_memory(count * channels * side**2, f"data: image_size={side}, {count:,} images of {side} x {side} px,")
+        train, test = (_resized(split, side) for split in (train, test))
     train, val = hold_out(train, config.val_fraction)
     mean, std = _mean_std(train.images)  # type: ignore[arg-type]
     return DataSet(
-        name=config.dataset, train=train, val=val, test=test, classes=classes, channels=channels,
+        name=name, train=train, val=val, test=test, classes=classes, channels=channels,
         image_size=config.image_size or height, mean=mean, std=std, notes=notes,
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ buffers stay, and so does what layers do in training and in evaluation.
 """
 
 import inspect
+import math
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
@@ -91,6 +92,28 @@ for _kind in _subclasses(nn.Module):  # every layer of ours; networks and their 
     if _kind.__module__.startswith(("unskip.coders.", "unskip.kernels.", "unskip.methods.")):
         register_layer(_kind)
 RECORDS: dict[str, type] = {"CoderSpec": CoderSpec}  # dataclasses that a layer may have as attributes
+
+
+def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A Python operator that refuses text, long tuples and long numbers, of which few steps would fill the memory."""
+
+    def call(*args: Any) -> Any:
+        lengths = [len(arg) for arg in args if isinstance(arg, tuple | list)]
+        numbers = [abs(arg) for arg in args if isinstance(arg, int)]
+        if (
+            any(isinstance(arg, str | bytes) for arg in args)
+            or (lengths and math.prod(lengths + numbers) > MAX_ITEMS)
+            or any(number >= 2**63 for number in numbers)
+            or (function is operator.pow and len(numbers) == 2 and numbers[1] > 64)
+        ):
+            raise ValueError(f"it calls operator.{function.__name__} on values that no network needs")
+        return function(*args)
+
+    return call
+
+
+GROWING = {"add", "iadd", "imul", "mod", "mul", "pow"}  # operators whose result may be longer than what they read
+MAX_ITEMS = 4096
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "getattr": getattr,
     **{f"torch.{name}": getattr(torch, name) for name in TORCH_FUNCTIONS.split()},
@@ -99,6 +122,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"coders.{function.__name__}": function for function in (group_average, group_sum, repeated)},
 }
 CALLED = {function: name for name, function in reversed(FUNCTIONS.items())}
+FUNCTIONS |= {f"operator.{name}": _bounded(getattr(operator, name)) for name in GROWING}
 METHODS = frozenset(TENSOR_METHODS.split())
 KINDS = ("layer", "tensor", "function", "method", "output")  # of steps
 
@@ -128,7 +152,9 @@ class Graph(nn.Module):
         last: dict[int, int] = {}  # the step that reads a result last
         for i, (_, _, args, kwargs) in enumerate(steps, start=1):
             last |= dict.fromkeys(_read((args, kwargs)), i)
-        self.done = [[read for read, by in last.items() if by == i] for i in range(len(steps) + 1)]
+        self.done: list[list[int]] = [[] for _ in range(len(steps) + 1)]  # results that a step is the last to read
+        for read, by in last.items():
+            self.done[by].append(read)
 
     def forward(self, x: Tensor) -> Any:
         results: list[Any] = [x]
@@ -177,6 +203,8 @@ def describe(model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
     Raises:
         Inexpressible: the network has a layer, function or attribute that a description can't hold.
     """
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise Inexpressible("it has a ScriptModule, whose code a file can't hold; save the module it was made from")
     paths = {id(module): path for path, module in model.named_modules()}
     with preserved(model):
         steps = _same_but_for_training(*(_traced(model.train(mode), paths) for mode in (False, True)))
@@ -265,13 +293,12 @@ def _same_but_for_training(evaluated: Any, trained: Any) -> Any:
     """Two traces as one: where one says False and the other True, it is the mode that decides."""
     if evaluated is False and trained is True:
         return {"training": True}
-    if type(evaluated) is not type(trained) or (isinstance(evaluated, list | dict) and len(evaluated) != len(trained)):
-        raise Inexpressible("its forward does other things in training than in evaluation, outside of its layers")
-    if isinstance(evaluated, list):
+    alike = type(evaluated) is type(trained)
+    if alike and isinstance(evaluated, list) and len(evaluated) == len(trained):
         return [_same_but_for_training(*pair) for pair in zip(evaluated, trained, strict=True)]
-    if isinstance(evaluated, dict):
-        return {key: _same_but_for_training(each, trained.get(key)) for key, each in evaluated.items()}
-    if evaluated != trained:
+    if alike and isinstance(evaluated, dict) and evaluated.keys() == trained.keys():
+        return {key: _same_but_for_training(each, trained[key]) for key, each in evaluated.items()}
+    if not alike or evaluated != trained:
         raise Inexpressible("its forward does other things in training than in evaluation, outside of its layers")
     return evaluated
 
@@ -282,7 +309,8 @@ def _layer(module: nn.Module, path: str, paths: dict[int, str]) -> LayerData:
         raise Inexpressible(f"{path!r} is a {type(module).__name__}, which is not registered")
     if paths[id(module)] != path:
         return {"same": paths[id(module)]}
-    settings = _constructor_arguments(module) if _by_constructor(type(module)) else _attributes(module)
+    attributes = {name: value for name, value in vars(module).items() if name not in INTERNALS}
+    settings = _constructor_arguments(module) if _by_constructor(type(module)) else attributes
     return {
         "class": NAMES[type(module)],
         "settings": {name: _encoded(value, paths, {}, f"{path}.{name}") for name, value in settings.items()},
@@ -307,10 +335,6 @@ def _constructor_names(layer: type[nn.Module]) -> list[str]:
 def _constructor_arguments(module: nn.Module) -> dict[str, Any]:
     names = [name for name in _constructor_names(type(module)) if hasattr(module, name)]
     return {name: getattr(module, name) is not None if name == "bias" else getattr(module, name) for name in names}
-
-
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if name not in INTERNALS}
 
 
 def _encoded(value: Any, paths: dict[int, str], index: dict[fx.Node, int], where: str = "its forward") -> Any:
@@ -366,7 +390,8 @@ def build(description: dict[str, Any], tensors: dict[str, Tensor]) -> Graph:
             raise ValueError(f"it runs {target!r}, which is no {kind} of its own")
     for module in made.values():
         for name, value in vars(module).pop(SETTINGS, {}).items():
-            _check_attribute(type(module), name)
+            if not name.isidentifier() or name.startswith("__") or name in INTERNALS or hasattr(type(module), name):
+                raise ValueError(f"{type(module).__name__} has no attribute {name!r} that a file may set")
             setattr(module, name, _decoded(value, made))
     tied: dict[str, str] = description["tied"]
     placed: dict[str, Tensor] = {}
@@ -443,11 +468,6 @@ def _built(layer: LayerData, path: str, made: dict[str, nn.Module]) -> nn.Module
             module.register_parameter(part, None)
     made[path] = module
     return module
-
-
-def _check_attribute(layer: type, name: str) -> None:
-    if not name.isidentifier() or name.startswith("__") or name in INTERNALS or hasattr(layer, name):
-        raise ValueError(f"{layer.__name__} has no attribute {name!r} that a file may set")
 
 
 def _place(graph: Graph, name: str, tensor: Tensor, *, persistent: bool) -> None:

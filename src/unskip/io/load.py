@@ -1,7 +1,10 @@
 """One loader: a network by name, from a run, a network file, a checkpoint, the package's weights or a function."""
 
+import math
+import os
 import re
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from unskip._core.errors import reason
+from unskip._core.limits import MemoryGuard, check_file, check_memory
 from unskip._core.rng import seeded
-from unskip.io.network_file import WEIGHTS_ALONE, build_registered, read_header, read_network
+from unskip.io.network_file import MALFORMED, WEIGHTS_ALONE, build_registered, check_size, read_header, read_network
 from unskip.io.torch_file import FORMAT, read_torch_file
 from unskip.methods import resolve_method
 from unskip.models import ENTRIES
@@ -118,9 +122,11 @@ def _load(model_spec: str, method: str, weights: Path | None, pretrained: bool, 
 
 def parse_shape(text: str, *, command: str) -> Shape:
     """`3x32x32` as (3, 32, 32)."""
-    if not re.fullmatch(r"[1-9]\d*([x,][1-9]\d*)*", text):
+    if not re.fullmatch(r"[1-9]\d{,17}([x,][1-9]\d{,17})*", text):
         raise ValueError(f"{command}: --input-size {text!r} must be whole numbers, for instance 3x32x32 or 784.")
-    return tuple(int(part) for part in re.split("[x,]", text))
+    shape = tuple(int(part) for part in re.split("[x,]", text))
+    check_memory(4 * math.prod(shape), f"{command}: an input of --input-size {text:.40}")
+    return shape
 
 
 def note_on_weights(model_spec: str, *, weights: Path | None, pretrained: bool, seed: int) -> str:
@@ -150,21 +156,22 @@ def _check_pretrained(model_spec: str, weights: Path | None, command: str) -> No
 
 
 def _file_of(model_spec: str) -> Path | None:
-    """The file that a spec stands for, None where it is a name."""
-    path = Path(model_spec).expanduser()
-    return next((file for file in (path / "checkpoint.pt", path) if file.is_file()), None)
+    """The file that a spec stands for, None where it is a name. Functions of `os`, since a spec may be no path."""
+    path = os.path.expanduser(model_spec)
+    return next((Path(file) for file in (os.path.join(path, "checkpoint.pt"), path) if os.path.isfile(file)), None)
 
 
 def _from_spec(model_spec: str, seed: int, command: str, *, pretrained: bool) -> LoadedModel:
-    file, path = _file_of(model_spec), Path(model_spec).expanduser()
+    file, path = _file_of(model_spec), os.path.expanduser(model_spec)
+    is_folder = os.path.isdir(path)
     if file is not None:
-        return _from_file(file, command) if file.suffix == ".safetensors" else _from_run(file, path.is_dir(), command)
-    if path.is_dir() and not timm.is_model(model_spec):
+        return _from_file(file, command) if file.suffix == ".safetensors" else _from_run(file, is_folder, command)
+    if is_folder and not timm.is_model(model_spec):
         raise ValueError(f"{command}: the folder {model_spec!r} holds no checkpoint.pt of a run of `unskip train`.")
-    if path.exists() and not path.is_dir():
+    if os.path.exists(path) and not is_folder:
         raise ValueError(f"{command}: {model_spec!r} is neither a file nor a folder.")
-    if path.suffix in WEIGHT_FILES or "/" in model_spec:
-        raise ValueError(f"{command}: there is no file {model_spec!r}.")
+    if path.endswith(WEIGHT_FILES) or "/" in model_spec:
+        raise ValueError(f"{command}: there is no file {model_spec!r:.200}.")
     name, options = split_options(model_spec, command)
     name = name.removeprefix("timm:")
     if ":" in name and not name.startswith("torchvision:"):
@@ -208,17 +215,17 @@ def _value(text: str) -> Any:
     if text.lower() in words:
         return words[text.lower()]
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text
 
 
 def _built(name: str, options: dict[str, Any], pretrained: bool, command: str) -> nn.Module:
     """A registered network. timm's trained weights are downloaded, or lie in its cache."""
+    guard = MemoryGuard(f"{command}: {name!r} with these options") if options else nullcontext()
     try:
-        return build_registered(name, options, pretrained=pretrained)
+        with guard:
+            return build_registered(name, options, pretrained=pretrained)
     except ValueError:
         raise  # a sentence of ours
     except Exception as error:  # a download fails in many ways, and so does a builder with values it did not expect
@@ -276,19 +283,18 @@ def _call(build: Callable[[], Any], model_spec: str, command: str) -> Any:
 
 def _guess(model: nn.Module) -> Shape:
     """What the first layer with weights would read; () where it does not tell."""
-    for module in model.modules():
-        if isinstance(module, LazyModuleMixin):
+    first = next((m for m in model.modules() if next(m.parameters(recurse=False), None) is not None), None)
+    match first:
+        case LazyModuleMixin():
             return ()
-        if isinstance(module, nn.Conv2d):
-            return (module.in_channels, GUESSED_SIDE, GUESSED_SIDE)
-        if isinstance(module, nn.Conv1d):
-            return (module.in_channels, GUESSED_STEPS)
-        if isinstance(module, nn.Linear):
-            return (module.in_features,)
-        if isinstance(module, nn.RNNBase):
-            return (GUESSED_STEPS, module.input_size)
-        if next(module.parameters(recurse=False), None) is not None:
-            return ()
+        case nn.Conv2d():
+            return (first.in_channels, GUESSED_SIDE, GUESSED_SIDE)
+        case nn.Conv1d():
+            return (first.in_channels, GUESSED_STEPS)
+        case nn.Linear():
+            return (first.in_features,)
+        case nn.RNNBase():
+            return (GUESSED_STEPS, first.input_size)
     return ()
 
 
@@ -311,19 +317,27 @@ def _from_run(path: Path, tested: bool, command: str) -> LoadedModel:
         config = NetworkConfig.from_tables(state["recipe"], "network", where)
         # What was fine-tuned needs no pretrained weights, since its own are loaded next.
         config = replace(config, options={k: v for k, v in config.options.items() if k != "pretrained"})
-        size, weights = tuple(state["input_size"]), state["network"]
-        with seeded(0):
-            model = build_network(config, num_classes=state["data"]["classes"], in_chans=size[0])
-    except ValueError as error:
-        raise ValueError(f"{where}: {str(error).removeprefix(f'{where}: ')} {WEIGHTS_ALONE}") from error
-    except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"{where} can't be understood: {type(error).__name__}: {reason(error)}.") from error
+        size, weights, classes = tuple(state["input_size"]), state["network"], state["data"]["classes"]
+        check_size(size)
+        if not is_state_dict(weights):
+            raise ValueError("its field 'network' is no state dict.")
+        if type(classes) is not int or classes < 1:
+            raise ValueError(f"data['classes']={classes!r:.40} is no number of classes.")
+        with seeded(0), MemoryGuard("its network"):
+            model = build_network(config, num_classes=classes, in_chans=size[0])
+    except MALFORMED as error:
+        if isinstance(error, ValueError):
+            raise ValueError(f"{where}: {str(error).removeprefix(f'{where}: ')} {WEIGHTS_ALONE}") from error
+        words = "there is no " if isinstance(error, KeyError) else f"{type(error).__name__}: "
+        raise ValueError(f"{where} can't be understood: {words}{reason(error)}. {WEIGHTS_ALONE}") from error
     name = f"{config} of {path.parent.name or path}"
     if tested and (path.parent / "weights.safetensors").is_file():
         path = path.parent / "weights.safetensors"
         weights = _state_dict(path, command)
     elif tested and state.get("ema") is not None:
         weights = state["ema"]
+        if not is_state_dict(weights):
+            raise ValueError(f"{where}: its field 'ema' is no state dict. {WEIGHTS_ALONE}")
     _load_weights(model, weights, path, config.model, command)
     return LoadedModel(name=name, model=model, input_size=size, trained=True, data=state["recipe"].get("data", {}))
 
@@ -348,8 +362,7 @@ def _from_file(path: Path, command: str) -> LoadedModel:
 def _state_dict(path: Path, command: str) -> dict[str, Tensor]:
     """The tensors of a file: a state dict, or one inside what a training script has saved."""
     way_out = "A file of weights is a state dict, saved with torch.save(net.state_dict(), path) or as safetensors."
-    if not path.is_file():
-        raise ValueError(f"{command}: {path} can't be read: it is no file. {way_out}")
+    check_file(path, command, expansion=2)
     if path.suffix == ".safetensors":
         try:
             return load_file(path)
@@ -359,15 +372,21 @@ def _state_dict(path: Path, command: str) -> dict[str, Tensor]:
     for key in ("state_dict", "model_state_dict", "model", "network"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
-    if not isinstance(state, dict) or not state or not all(isinstance(v, Tensor) for v in state.values()):
+    if not is_state_dict(state):
         raise ValueError(f"{command}: {path} holds no state dict. {way_out}")
     return state
+
+
+def is_state_dict(state: Any) -> bool:
+    """Whether these are tensors by name."""
+    tensors = isinstance(state, dict) and state and all(isinstance(value, Tensor) for value in state.values())
+    return bool(tensors) and all(isinstance(key, str) for key in state)
 
 
 def _load_weights(model: nn.Module, state: dict[str, Tensor], path: Path, name: str, command: str) -> None:
     state = {re.sub(rf"^({'|'.join(map(re.escape, WRAPPERS))})+", "", key): value for key, value in state.items()}
     try:
         model.load_state_dict(state)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, NotImplementedError) as error:
         why = " ".join(str(error).split())
         raise ValueError(f"{command}: {path} does not fit {name!r}: {why[:400]}") from error

@@ -5,11 +5,11 @@ functions, see `unskip.io.graph`, or the name and options of a registered networ
 fixed input. Reading a file compares the output of the network that it builds with that.
 """
 
-import copy
 import dataclasses
 import json
 import math
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,11 +20,14 @@ from safetensors.torch import load_file
 from safetensors.torch import save as save_safetensors
 from torch import Tensor, nn
 
+from unskip._core.config import Section
 from unskip._core.errors import reason
 from unskip._core.files import check_free, write_atomically
+from unskip._core.limits import MemoryGuard, check_file
+from unskip._core.modules import preserved
 from unskip._core.text import nearest
 from unskip._core.version import __version__
-from unskip.io.graph import Inexpressible, build, describe
+from unskip.io.graph import build, describe
 from unskip.methods import resolve_method
 from unskip.methods.registry import method_name
 from unskip.models import create_model
@@ -40,13 +43,13 @@ WEIGHTS_ALONE = "To use weights, name their network and give the file as weights
 # What a description that was not written by `save` may lead to.
 MALFORMED = (
     *(KeyError, TypeError, ValueError, AttributeError, IndexError, AssertionError, NotImplementedError),
-    *(RuntimeError, RecursionError, MemoryError, OverflowError, ZeroDivisionError),
+    *(RuntimeError, RecursionError, MemoryError, OverflowError, ZeroDivisionError, OSError, SafetensorError),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Header:
-    """What a network file says beside its tensors."""
+class Header(Section):
+    """What a network file says beside its tensors. The types of its fields are checked."""
 
     network: dict[str, Any]  # {"graph": ...}, or {"model": name, "options": {...}} of a registered network
     input_size: tuple[int, ...]  # of one input, without the batch
@@ -61,6 +64,7 @@ class Header:
 
 def read_header(path: Path, *, command: str) -> Header | None:
     """The header of a network file or of the package's weights; None for weights alone."""
+    check_file(path, command, expansion=2)  # the file in memory, and the tensors of it
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(KEY)
@@ -77,8 +81,10 @@ def read_header(path: Path, *, command: str) -> Header | None:
             return Header(network={"model": values["network"]}, input_size=(), name=values["network"])
         if values["format"] == FORMAT:
             del values["format"], values["version"]
-            header = Header(**{**values, "input_size": tuple(values["input_size"]), "output": tuple(values["output"])})
+            header = Header(**values)
             check_size(header.input_size)
+            if not header.output:
+                raise ValueError("it has no output to compare with")
             return header
     except MALFORMED as error:
         raise _unusable(command, path, error) from error
@@ -103,11 +109,13 @@ def read_network(path: Path, header: Header, *, command: str) -> nn.Module:
     """The network of a file, in eval mode, if its output is that of the network that was written."""
     try:
         tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}  # aligned, and not of the file
+        model: nn.Module
         if "graph" in header.network:
-            model: nn.Module = build(header.network["graph"], tensors)
+            model = build(header.network["graph"], tensors)
             model.pretrained_cfg = {"input_size": header.input_size}  # type: ignore[assignment]
         else:
-            model = build_registered(header.network["model"], header.network.get("options", {}), from_file=True)
+            with MemoryGuard("its network"):
+                model = build_registered(header.network["model"], header.network.get("options", {}), from_file=True)
             model.load_state_dict(tensors)
         if header.output:
             model = model.to(next((t.dtype for t in tensors.values() if t.is_floating_point()), torch.float32)).eval()
@@ -122,8 +130,10 @@ def read_network(path: Path, header: Header, *, command: str) -> nn.Module:
 
 
 def _unusable(command: str, path: Path, error: BaseException) -> ValueError:
-    words = "it is nested too deeply" if isinstance(error, RecursionError) else f"{reason(error):.400}"
-    if isinstance(error, KeyError):
+    words = f"{reason(error).removeprefix('recipe: '):.400}"
+    if isinstance(error, RecursionError):
+        words = "it is nested too deeply, or refers to itself"
+    elif isinstance(error, KeyError):
         words = f"there is no {words}"
     return ValueError(
         f"{command}: the network in {path} can't be opened: {words}. The file is damaged, was made by another program, "
@@ -147,7 +157,8 @@ def build_registered(
     package, colon, rest = name.partition(":")
     if not colon:
         return create_model(name, pretrained=pretrained, **options)
-    known = torchvision.models.list_models()
+    # Those for detection load a backbone's weights where none are named, which a file may not ask for.
+    known = torchvision.models.list_models(module=torchvision.models if from_file else None)
     if package != "torchvision" or rest not in known:
         raise ValueError(f"torchvision has no network {rest!r}.{nearest(rest, known)}")
     return torchvision.models.get_model(rest, **{"weights": None, **options})
@@ -177,22 +188,18 @@ def save(
     header = header or Header(network={}, input_size=tuple(input_size), name=type(model).__name__)
     check_size(header.input_size)
     network, tensors = header.network, model.state_dict()
-    if not network:
-        try:
+    try:
+        if not network:
             graph, tensors = describe(model)
-        except Inexpressible as error:
-            raise ValueError(
-                f"{command}: {header.name} can't be written as a network file: {error}. A layer class is registered "
-                "with unskip.io.register_layer. Any network can be written as .onnx or .pt2 by `unskip export`."
-            ) from error
-        network = {"graph": graph}
+            network = {"graph": graph}
+        output = _output(model, header.input_size)
+    except Exception as error:  # somebody's network may fail in any way
+        raise ValueError(
+            f"{command}: {header.name} can't be written as a network file: {reason(error)}. A layer class is "
+            "registered with unskip.io.register_layer. Any network can be written as .onnx or .pt2 by `unskip export`."
+        ) from error
     surgery = getattr(model, "surgery", None)
-    header = dataclasses.replace(
-        header,
-        network=network,
-        output=_output(model, header.input_size),
-        surgery=_described(surgery) if surgery else {},
-    )
+    header = dataclasses.replace(header, network=network, output=output, surgery=_described(surgery) if surgery else {})
     about = {"format": FORMAT, "version": __version__, **asdict(header)}
     state = {key: value.detach().to("cpu").clone().contiguous() for key, value in tensors.items()}
     data = save_safetensors(state, metadata={"format": "pt", KEY: json.dumps(about)})
@@ -240,5 +247,13 @@ def _surgery(said: dict[str, Any]) -> Surgery | None:
 def _output(model: nn.Module, input_size: tuple[int, ...]) -> tuple[float, ...]:
     """The first numbers of the output for a fixed input, in float64, where all machines agree."""
     x = torch.randn(2, *input_size, generator=torch.Generator().manual_seed(0)).double()
-    output: Tensor = copy.deepcopy(model).to("cpu").double().eval()(x)
+    state = {
+        name: tensor.detach().to("cpu", torch.float64 if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in chain(model.named_parameters(), model.named_buffers())
+    }
+    with preserved(model), MemoryGuard("running it on an input"):
+        output = torch.func.functional_call(model.eval(), state, (x,))
+    if not isinstance(output, Tensor) or not output.isfinite().all():
+        what = "no finite numbers" if isinstance(output, Tensor) else f"{type(output).__name__}, not one tensor"
+        raise ValueError(f"it returns {what}")
     return tuple(output.flatten()[:OUTPUTS].tolist())

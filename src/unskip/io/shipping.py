@@ -84,7 +84,7 @@ def parse_options(text: str, *, command: str) -> dict[str, Any]:
     """`{norm = "absorb"}`, a table as TOML writes it on one line."""
     try:
         value = tomllib.loads(f"options = {text}")["options"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise ValueError(f"{command}: --options {text!r} must be a table, for instance '{{norm = \"absorb\"}}'.")

@@ -85,7 +85,7 @@ def import_object(spec: str) -> Any:
     module, _, path = spec.partition(":")
     try:
         return reduce(getattr, path.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # it is the user's own code, or no name of a module
         raise ValueError(
             f"model={spec!r} can't be imported: {error}. It must be package.module:function, which Python must find; "
             "for the command line the current folder counts."
@@ -93,7 +93,7 @@ def import_object(spec: str) -> Any:
 
 
 def _torchvision(name: str, options: dict[str, Any], *, num_classes: int, in_chans: int) -> nn.Module:
-    known = torchvision.models.list_models()
+    known = torchvision.models.list_models(module=torchvision.models)  # others read the weights of their backbones
     if name not in known:
         raise ValueError(f"model='torchvision:{name}': torchvision has no network {name!r}.{nearest(name, known)}")
     if in_chans != 3:
