@@ -13,7 +13,7 @@ from unskip.coders import Coder, CoderSpec, make_coder
 from unskip.methods import PNNH, PartialConv2d
 from unskip.models.cifar import cifar_resnet
 from unskip.models.named import WIDTHS
-from unskip.ship.tracing import trace
+from unskip.surgery.tracing import trace
 
 Carry = Callable[[Tensor, int], Tensor]  # a block's input and its output width to what the coder carries
 

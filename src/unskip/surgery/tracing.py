@@ -15,17 +15,19 @@ from torch.utils import _pytree as pytree
 
 from unskip._core.modules import preserved
 
+ADDITIONS = ("add", "add_", "iadd", "__add__", "__iadd__", "__radd__")  # functions that add two tensors
+
 
 @dataclass(eq=False)
-class Step:
+class TraceStep:
     """One call of a function that reads something which depends on the input."""
 
     function: str  # as PyTorch names it: 'conv2d', 'relu', 'add'
     path: str  # of the innermost module that it runs in
     module: nn.Module
     shape: torch.Size  # of its (first) output
-    sources: list["Step | None"]  # that wrote what it reads, one for each tensor; None is the input itself
-    readers: list["Step"] = field(default_factory=list)
+    sources: list["TraceStep | None"]  # that wrote what it reads, one for each tensor; None is the input itself
+    readers: list["TraceStep"] = field(default_factory=list)
 
     @property
     def where(self) -> str:
@@ -33,7 +35,7 @@ class Step:
         return self.path or type(self.module).__name__
 
 
-def trace(network: nn.Module, example: Tensor) -> list[Step]:
+def trace(model: nn.Module, example: Tensor) -> list[TraceStep]:
     """All steps of a forward pass, in their order."""
     running: list[tuple[str, nn.Module]] = []
 
@@ -46,10 +48,10 @@ def trace(network: nn.Module, example: Tensor) -> list[Step]:
     tracer = _Tracer(running, example)
     handles = []
     try:
-        for path, module in network.named_modules():
+        for path, module in model.named_modules():
             handles += [module.register_forward_pre_hook(enter(path)), module.register_forward_hook(leave)]
-        with preserved(network), torch.no_grad(), tracer:
-            network(example)
+        with preserved(model), torch.no_grad(), tracer:
+            model(example)
     finally:
         for handle in handles:
             handle.remove()
@@ -60,8 +62,8 @@ class _Tracer(TorchFunctionMode):
     def __init__(self, running: list[tuple[str, nn.Module]], example: Tensor) -> None:
         super().__init__()
         self.running = running
-        self.steps: list[Step] = []
-        self.writer: dict[int, Step | None] = {id(example): None}
+        self.steps: list[TraceStep] = []
+        self.writer: dict[int, TraceStep | None] = {id(example): None}
         self.alive: list[Tensor] = [example]  # so that no other tensor gets the id of one that is gone
 
     def __torch_function__(
@@ -73,7 +75,7 @@ class _Tracer(TorchFunctionMode):
         if read and written and self.running:
             path, module = self.running[-1]
             name = getattr(func, "__name__", str(func))
-            step = Step(name, path, module, written[0].shape, [self.writer[id(x)] for x in read])
+            step = TraceStep(name, path, module, written[0].shape, [self.writer[id(x)] for x in read])
             for source in step.sources:
                 if source is not None:
                     source.readers.append(step)
