@@ -14,7 +14,7 @@ from unskip.methods import PNNH
 from unskip.methods.partial import PartialConv2d
 from unskip.models.cifar import cifar_resnet
 from unskip.models.named import WIDTHS
-from unskip.ship.tracing import trace
+from unskip.surgery.tracing import trace
 
 Carry = Callable[[Tensor, int], Tensor]  # a block's input and its output width to what the coder carries
 

@@ -65,14 +65,14 @@ class Liar(Plain):
 def test_a_method_that_only_says_so_is_found_out() -> None:
     network = trained(cifar_resnet(8))
     with pytest.raises(
-        ValueError, match=r"(?s)convert: the new network is not the same function.*They part at 'layer1"
+        ValueError, match=r"(?s)plainify: the new network is not the same function.*They part at 'layer1"
     ):
         convert(network, Liar())
     with pytest.raises(ValueError, match="convert: method='pnnh' does not keep the network's function"):
         convert(network, "pnnh")
-    with pytest.raises(ValueError, match=r"convert: 'CifarResNet' is in training mode"):
+    with pytest.raises(ValueError, match=r"plainify: 'CifarResNet' is in training mode"):
         convert(cifar_resnet(8))
-    with pytest.raises(ValueError, match=r"convert: network=3 is not an nn.Module"):
+    with pytest.raises(ValueError, match=r"convert: model=3 is not an nn.Module"):
         convert(3)
 
 
@@ -84,7 +84,7 @@ def test_an_input_out_of_range_is_refused_with_the_scale_that_does_it() -> None:
             block.conv[-1].weight.mul_(40)
     x = torch.randn(1, 3, 32, 32)
     with pytest.raises(
-        ValueError, match=r"convert: block 'features\.\d' would have to carry \S+, and its bound is 6; a scale"
+        ValueError, match=r"plainify: block 'features\.\d' would have to carry \S+, and its bound is 6; a scale"
     ):
         convert(network, example=x, relu6="scale", scale=0)
     converted = convert(network, example=x, relu6="scale", scale=12)
@@ -106,7 +106,6 @@ def test_a_large_growth_is_refused_with_its_table(call: object) -> None:
 
 @pytest.mark.full
 def test_resnet50_is_done_with_the_limit_raised() -> None:
-    """By plainify, since the proof would take copies of a gigabyte in float64."""
     network = trained(timm.create_model("resnet50"))
     converted = unskip.plainify(network, "rm", limit=12)
     assert error(network, converted, torch.randn(1, 3, 33, 32)) <= 1e-4

@@ -236,7 +236,7 @@ class Branches(nn.Module):
         (small, "net.onnx", torch.ones(8), r"example=torch.float32 \(8,\) must be a batch of floating-point inputs"),
         (small, "net.onnx", torch.ones(2, 3, 8, 8, dtype=torch.int64), r"example=torch.int64 .* must be a batch"),
         (small, "net.onnx", "x", "example='x' must be a batch"),
-        (lambda: "resnet20", "net.onnx", X, "network='resnet20' is not an nn.Module"),
+        (lambda: "resnet20", "net.onnx", X, "model='resnet20' is not an nn.Module"),
         (lambda: Two().eval(), "net.onnx", X, "Two does not return one tensor"),
         (lambda: Branches().eval(), "net.pt2", X, r"torch\.export can't follow Branches with a free batch"),
         (lambda: nn.Conv2d(3, 3, 1, device="meta").eval(), "net.pt2", X, "is on the meta device"),

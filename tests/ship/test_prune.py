@@ -117,7 +117,7 @@ def test_a_skip_is_no_chain_and_nothing_is_touched() -> None:
 
 
 def test_wrong_arguments_get_a_sentence() -> None:
-    with pytest.raises(ValueError, match=r"prune: network='net' is not an nn.Module"):
+    with pytest.raises(ValueError, match=r"prune: model='net' is not an nn.Module"):
         prune("net")
     with pytest.raises(ValueError, match=r"prune: 'Conv2d' is in training mode"):
         prune(nn.Conv2d(3, 3, 1))

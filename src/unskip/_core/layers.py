@@ -8,6 +8,11 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
+from torch.nn.modules import module as global_hooks
+
+PACKAGES = ("torch", "torchvision", "timm", "unskip")  # whose layers do what their class says
+# What a subclass may redefine without changing what it computes.
+COSMETIC = ("__init__", "__repr__", "__setstate__", "__getstate__", "extra_repr", "reset_parameters")
 
 
 @runtime_checkable
@@ -52,6 +57,52 @@ def has_ordinary_weight(layer: nn.Module) -> bool:
         return False
     known = ordinary(layer)
     return type(known) in (nn.Conv2d, nn.Linear) and known.weight is layer.weight
+
+
+def altered(module: nn.Module) -> str:
+    """What may change a module's output beside its class: a hook, or a method set on the instance; '' for nothing."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        return "has a forward hook"
+    own = [name for name in vars(module) if callable(getattr(type(module), name, None))]
+    return f"has a method, {own[0]!r}, that was set on the instance" if own else ""
+
+
+def has_global_hook() -> bool:
+    """Whether a forward hook is registered for all modules of the process."""
+    return bool(global_hooks._global_forward_hooks or global_hooks._global_forward_pre_hooks)
+
+
+def inherits(cls: type, known: type) -> bool:
+    """Whether a class does what `known`, itself or a parent, does: nothing between the two redefines a method."""
+    return not any(
+        isinstance(value, property) or (callable(value) and hasattr(known, name))
+        for parent in cls.__mro__[: cls.__mro__.index(known)]
+        for name, value in vars(parent).items()
+        if name not in COSMETIC
+    )
+
+
+def behaves_as(module: nn.Module, *classes: type[nn.Module]) -> bool:
+    """isinstance(module, classes), for what a module does: its class must inherit that unchanged, and nothing alter it.
+
+    Whatever concludes from a module's class what it computes asks this.
+    """
+    known = next((cls for cls in type(module).__mro__ if cls in classes), None)
+    return known is not None and inherits(type(module), known) and not altered(module)
+
+
+def known_class(module: nn.Module) -> type:
+    """The module's class or its nearest parent that is of PyTorch, torchvision, timm or unskip."""
+    return next(cls for cls in type(module).__mro__ if cls.__module__.split(".")[0] in PACKAGES)
+
+
+def redefines(module: nn.Module) -> type | None:
+    """The known class whose methods the module's own class redefines; None if there is none.
+
+    Of a class that derives from nn.Module alone nobody concludes anything.
+    """
+    known = known_class(module)
+    return None if known is nn.Module or inherits(type(module), known) else known
 
 
 def layer_with(weight: Tensor, bias: Tensor | None = None, **settings: Any) -> nn.Conv2d | nn.Linear:

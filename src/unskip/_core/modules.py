@@ -1,10 +1,11 @@
 """A network under measurement and what must be as before afterwards: mode, buffers, gradients, random state."""
 
+import copy
 import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch.nn.modules import module as nn_module
 from torch.nn.modules.lazy import LazyModuleMixin as Lazy
 from torch.nn.parameter import is_lazy
 
+from unskip._core.errors import reason
 from unskip._core.rng import own_generators_preserved
 
 _ONE_AT_A_TIME = threading.RLock()
@@ -24,6 +26,35 @@ def unwrap(network: nn.Module) -> nn.Module:
     distributed = isinstance(network, nn.parallel.DistributedDataParallel | nn.DataParallel)
     inner = getattr(network, "module" if distributed else "_orig_mod", None)
     return unwrap(inner) if isinstance(inner, nn.Module) else network
+
+
+def checked_model(command: str, model: object, argument: str = "model") -> nn.Module:
+    """The model out of its wrappers; refused if it is no nn.Module, or one whose code can't be seen."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"{command}: {argument}={model!r} is not an nn.Module; build the network first, for instance with "
+            "timm.create_model(name)."
+        )
+    model = unwrap(model)
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ValueError(
+                f"{command}: {path or argument!r} is a ScriptModule, whose code can't be seen; give the module that "
+                "it was made from."
+            )
+    return model
+
+
+def copied(command: str, model: M, memo: dict[int, Any] | None = None) -> M:
+    """A deep copy of the model, or a sentence that says why there is none."""
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:  # attributes may be anything: a lock, a generator, an open file, a tensor of a graph
+        raise ValueError(
+            f"{command}: {type(model).__name__} can't be copied: {reason(error)}. Take away attributes that can't be "
+            "copied (locks, generators, open files); weights that are made from others must become plain ones, for "
+            "instance with torch.nn.utils.prune.remove(layer, 'weight')."
+        ) from error
 
 
 @contextmanager

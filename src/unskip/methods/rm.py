@@ -40,6 +40,7 @@ from unskip.methods.spec import (
     exact,
     factory,
     is_activation,
+    is_batch_norm,
     norm_as_affine,
     replace_weight,
     square,
@@ -229,17 +230,16 @@ class RM:
 def _in_a_row(spec: BlockSpec) -> tuple[list[nn.Module], list[BranchLayer], bool]:
     """What stands before the carried input, the layers beside it, and whether that input is known to be ≥ 0."""
     layers = list(spec.layers)
-    if any(isinstance(layer.conv, nn.Linear) for layer in layers):
-        raise Unsupported("it is an MLP of linear layers, and rm is for convolutions; 'pnnh' takes it")
     for layer in layers:
-        assert isinstance(layer.conv, nn.Conv2d)
+        if isinstance(layer.conv, nn.Linear):
+            raise Unsupported("it is an MLP of linear layers, and rm is for convolutions; 'pnnh' takes it")
         if not square(layer.conv):
             raise Unsupported(f"{layer.conv} is not a square convolution with 'same' zero padding")
-    for act in [layer.act for layer in layers]:
-        if act is not None:
-            _slope(act)
+    for layer in layers:
+        if layer.act is not None:
+            _slope(layer.act)  # which refuses what it doesn't know
     front: list[nn.Module] = []
-    nonnegative = bool(spec.nonnegative)
+    nonnegative = spec.nonnegative
     first = layers[0].conv
     grouped = len(layers) > 1 and isinstance(first, nn.Conv2d) and first.groups > 1
     if spec.pre and spec.shortcut is None:
@@ -283,7 +283,9 @@ def rectifies(module: nn.Module | None) -> bool:
     """Whether nothing negative comes out of a module."""
     if isinstance(module, BatchNormAct2d):
         return rectifies(module.act)
-    return isinstance(module, nn.ReLU | nn.ReLU6 | nn.Sigmoid | nn.Softplus)
+    if isinstance(module, nn.Softplus):
+        return module.beta > 0 and module.threshold >= 0
+    return isinstance(module, nn.ReLU | nn.ReLU6 | nn.Sigmoid)
 
 
 def _slope(act: nn.Module) -> float:
@@ -373,8 +375,9 @@ def _pooling(pool: nn.AvgPool2d | nn.MaxPool2d) -> tuple[int, int]:
         for value in (pool.kernel_size, pool.stride or pool.kernel_size, pool.padding)
     )
     subsamples = kernel == (1, 1) and stride[0] == stride[1]
-    averages = isinstance(pool, nn.AvgPool2d) and pool.divisor_override is None and kernel == (stride[0],) * 2 == stride
-    if padding != (0, 0) or not (subsamples or averages):
+    averages = isinstance(pool, nn.AvgPool2d) and kernel == (stride[0],) * 2 == stride
+    odd = getattr(pool, "divisor_override", None) is not None or getattr(pool, "return_indices", False)
+    if odd or padding != (0, 0) or not (subsamples or averages):
         raise Unsupported(f"its shortcut holds {pool}, which is no average over windows that lie side by side")
     return kernel[0], stride[0]
 
@@ -462,7 +465,7 @@ def _taps(conv: nn.Conv2d, window: int, device: torch.device) -> Tensor:
 
 
 def _absorbable(norm: nn.Module) -> bool:
-    return isinstance(norm, BatchNorm) and norm.running_mean is not None
+    return is_batch_norm(norm) and norm.running_mean is not None
 
 
 def _absorb(weight: Tensor, bias: Tensor | None, norm: nn.Module) -> tuple[Tensor, Tensor]:
@@ -499,34 +502,31 @@ def _like(tensor: Tensor) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def out_of_range(network: nn.Module, x: Tensor) -> dict[str, tuple[float, float]]:
+def out_of_range(model: nn.Module, x: Tensor) -> dict[str, tuple[float, float]]:
     """Where this input leaves the range in which a network of rm with relu6='scale' is exact.
 
     Args:
-        network: what `plainify(model, "rm", relu6="scale")` or `fold` of that has returned.
+        model: what `plainify(model, "rm", relu6="scale")` or `fold` of that has returned.
         x: a batch of inputs.
 
     Returns:
         By the path of the block: the largest number that it had to carry, and the bound that this exceeds.
     """
     seen: dict[str, tuple[float, float]] = {}
+    handles = []
+    for path, block in model.named_modules():
+        if isinstance(block, RMBlock) and block.bound is not None:
 
-    def look(path: str, block: RMBlock) -> object:
-        def hook(conv: nn.Module, args: tuple[Tensor, ...]) -> None:
-            assert block.bound is not None
-            largest, bound = args[0].abs().max().item(), block.bound.item()
-            if not largest <= bound:
-                seen[path] = (max(largest, seen.get(path, (0.0, bound))[0]), bound)
+            def note(conv: nn.Module, args: Any, path: str = path, bound: float = block.bound.item()) -> None:
+                largest = args[0].abs().max().item()
+                if not largest <= bound:
+                    seen[path] = (max(largest, seen.get(path, (0.0, bound))[0]), bound)
 
-        return block.conv1.register_forward_pre_hook(hook)
-
-    blocks = {path: m for path, m in network.named_modules() if isinstance(m, RMBlock) and m.bound is not None}
-    if not blocks:
-        return seen
-    handles = [look(path, block) for path, block in blocks.items()]
+            handles.append(block.conv1.register_forward_pre_hook(note))
     try:
-        network(x)
+        if handles:
+            model(x)
     finally:
         for handle in handles:
-            handle.remove()  # type: ignore[attr-defined]
+            handle.remove()
     return seen

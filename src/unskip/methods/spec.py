@@ -19,7 +19,7 @@ from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip._core.layers import conv_settings, layer_with
+from unskip._core.layers import behaves_as, conv_settings, layer_with
 from unskip._core.modules import square
 
 Conv = nn.Conv2d | nn.Linear
@@ -28,6 +28,8 @@ NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 # Activations behind which there is nothing negative, or little: what follows them needs no sign.
 RECTIFIERS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.Sigmoid, nn.Softplus)
 NO_OPS = (nn.Identity, DropPath)
+# In eval mode they do nothing.
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, DropPath)
 
 
 class Unsupported(ValueError):  # noqa: N818 - users see plainify's UnsupportedBlockError instead
@@ -176,6 +178,13 @@ def is_activation(module: nn.Module) -> bool:
     known = type(module).__module__.startswith(("torch.nn.modules.activation", "timm.layers.activations"))
     across = (nn.MultiheadAttention, nn.GLU, nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin)
     return known and not isinstance(module, across)
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """A BatchNorm that computes what PyTorch's does, with an activation behind it if it is timm's."""
+    if behaves_as(module, BatchNormAct2d):
+        return behaves_as(module.drop, nn.Identity, *DROPOUTS)  # type: ignore[arg-type]
+    return behaves_as(module, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def parts(block: nn.Module, names: str) -> tuple[nn.Module, ...]:

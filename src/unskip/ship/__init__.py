@@ -5,7 +5,7 @@ from unskip.ship.export import Exported, export
 from unskip.ship.fold import Folding, fold
 from unskip.ship.int8 import Accuracy, LayerNoise, Quantized, quantize
 from unskip.ship.prune import Pruning, prune
-from unskip.ship.verify import Check, Error, LayerCheck, verify
+from unskip.surgery.verify import Check, Error, LayerCheck, verify
 
 __all__ = [
     "Accuracy",

@@ -1,18 +1,16 @@
-"""convert: exact removal of skips with its proof; what the command line calls for a method that keeps the function."""
+"""convert: plainify by an exact method, with the report of its proof and its cost that the command line prints."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from unskip._core.modules import unwrap
-from unskip.methods import Method, out_of_range, resolve_method
-from unskip.ship.proof import find_example, in_float64, proven
-from unskip.ship.verify import Check
+from unskip._core.modules import checked_model
+from unskip.methods import Method, resolve_method
 from unskip.surgery import Cost, plainify
 from unskip.surgery.cost import compare
+from unskip.surgery.proof import check_stored, find_example
+from unskip.surgery.verify import Check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +23,17 @@ class Conversion:
 
 
 def convert(
-    network: nn.Module,
+    model: nn.Module,
     method: str | Method = "rm",
     *,
     example: Tensor | None = None,
     strict: bool = True,
     **options: Any,
 ) -> nn.Module:
-    """`plainify` by an exact method, verified: the same function without skips, or an error.
+    """`plainify` by an exact method, with the error of each layer and the cost: the same function, or an error.
 
     Args:
-        network: a trained residual network in eval mode. It stays untouched.
+        model: a trained residual network in eval mode. It stays untouched.
         method: an exact one: 'rm', or one of your own.
         example: a batch of inputs to check the result on; without it small random images that the network takes.
         strict: as in `plainify`: with False a block that the method can't take keeps its skip, with a warning.
@@ -48,31 +46,15 @@ def convert(
         ValueError: with the path of what has no exact form, with the cost where that is above the limit, or with the
             errors where the two networks differ.
     """
-    if not isinstance(network, nn.Module):
-        raise ValueError(f"convert: network={network!r} is not an nn.Module; give a trained network.")
-    network = unwrap(network)
     how = resolve_method(method, options)
     if not getattr(how, "exact", False):
         raise ValueError(
             f"convert: method={method!r} does not keep the network's function, so there is nothing to verify; "
             "unskip.plainify applies it, for training from scratch."
         )
-    original = in_float64("convert", network)
-    converted = plainify(original, how, strict=strict)
-    x = find_example("convert", converted, example)  # which may ask for more than the original: even sides
-    _refuse_range(converted, x)
-    converted, exact, check = proven("convert", network, original, converted, x)
-    price = compare(network, converted, example)
-    converted.conversion = Conversion(cost=price, exact=exact, check=check)  # type: ignore[assignment]
-    return converted
-
-
-def _refuse_range(converted: nn.Module, x: Tensor) -> None:
-    """Where rm scales what it carries, the example and random inputs like those of `verify` must stay in range."""
-    random = torch.randn(x.shape, generator=torch.Generator("cpu").manual_seed(0), dtype=x.dtype)
-    for path, (largest, bound) in (out_of_range(converted, x) | out_of_range(converted, random)).items():
-        more = math.ceil(math.log2(largest / bound)) if math.isfinite(largest) else 1
-        raise ValueError(
-            f"convert: block {path!r} would have to carry {largest:.4g}, and its bound is {bound:g}; a scale that is "
-            f"{more} larger, or relu6='split', does it."
-        )
+    model = checked_model("convert", model)
+    plain = plainify(model, how, strict=strict, example=example)
+    check = check_stored("plainify", model, plain, find_example("plainify", plain, example))
+    exact = plain.surgery.exact  # type: ignore[union-attr]
+    plain.conversion = Conversion(cost=compare(model, plain, example), exact=exact, check=check)  # type: ignore[assignment, arg-type]
+    return plain

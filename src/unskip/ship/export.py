@@ -23,13 +23,16 @@ from torch import Tensor, nn
 
 from unskip._core.errors import RUN_ERRORS, reason
 from unskip._core.files import check_free, write_atomically
-from unskip._core.modules import unwrap
+from unskip._core.modules import checked_model, copied
 from unskip._core.version import __version__
 from unskip.methods.registry import method_name
-from unskip.ship.verify import TOLERANCE, difference, in_words
+from unskip.surgery.proof import refuse_training
+from unskip.surgery.verify import TOLERANCE, difference, in_words
 
 Format = Literal["onnx", "pt2"]
 Run = Callable[[Tensor], Tensor]
+# How a file with this metadata is written, how its bytes are run, and how many numbers it stores.
+Written = tuple[Callable[[dict[str, str]], bytes], Callable[[bytes], Run], int]
 
 OPSET = 18  # of ONNX, 2022: what every runtime of today reads
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -63,7 +66,7 @@ class Exported:
 
 
 def export(
-    network: nn.Module,
+    model: nn.Module,
     path: str | Path,
     *,
     example: Tensor,
@@ -76,7 +79,7 @@ def export(
     The batch is free, the rest of the shape is the example's. The file is for a network on the CPU.
 
     Args:
-        network: in eval mode; fold it first for a graph of plain layers.
+        model: in eval mode; fold it first for a graph of plain layers.
         path: of the file; its ending decides the format.
         example: a batch of inputs.
         opset: of ONNX.
@@ -93,8 +96,8 @@ def export(
     kind = _check_path(path)
     if isinstance(opset, bool) or not isinstance(opset, int):
         raise ValueError(f"export: opset={opset!r} must be a whole number, for instance {OPSET}.")
-    network = _on_cpu(network)
-    example = _check_example(network, example)
+    model = _on_cpu(model)
+    example = _check_example(model, example)
     if kind == "onnx":
         need_onnx("export")
         if example.dtype != torch.float32:
@@ -104,17 +107,28 @@ def export(
     path = Path(path).expanduser()
     check_free(path, command="export", argument="path", force=force, overwrite="force=True")
 
-    about = _about(network, example) | _check_metadata(metadata or {})
-    references = _references(network, example)
-    program = _traced(network, example)
-    write = _write_onnx if kind == "onnx" else _write_pt2
-    result: list[Exported] = []
+    about = _about(model, example) | _check_metadata(metadata or {}) | ({"opset": str(opset)} if kind == "onnx" else {})
+    references = _references(model, example)
+    program = _traced(model, example)
+    save, load, weights = _as_onnx(program, opset) if kind == "onnx" else _as_pt2(program)
+    error = references.check(load(save(about)), path)
+    batches = ", ".join(map(str, references.batches))
+    about |= {
+        "relative error": f"{error:.1e}",
+        "checked on": f"the example and random inputs, batches {batches}",
+    }
+    data = save(about)
 
     def write_and_check(file: BinaryIO) -> None:
-        result.append(write(file, program, references, about, opset=opset, path=path))
+        file.write(data)
+        file.flush()
+        references.check(load(Path(file.name).read_bytes()), path)
 
     write_atomically(path, write_and_check, command="export")
-    return result[0]
+    return Exported(
+        path=str(path), format=kind, opset=opset if kind == "onnx" else None, batches=references.batches, error=error,
+        rounding=references.rounding, weights=weights, bytes=len(data), metadata=about,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- what was given
@@ -145,23 +159,16 @@ def need_onnx(command: str) -> None:
         )
 
 
-def _on_cpu(network: nn.Module) -> nn.Module:
+def _on_cpu(model: nn.Module) -> nn.Module:
     """A copy to work on."""
-    if not isinstance(network, nn.Module):
-        raise ValueError(f"export: network={network!r} is not an nn.Module; give a trained network.")
-    network = unwrap(network)
-    for path, module in network.named_modules():
-        if module.training:
-            raise ValueError(
-                f"export: {path or type(network).__name__!r} is in training mode, where norms depend on the batch and "
-                "dropout on chance; call .eval() on the network first."
-            )
-    if any(t.is_meta for t in (*network.parameters(), *network.buffers())):
+    model = checked_model("export", model)
+    refuse_training("export", model)
+    if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
         raise ValueError("export: the network is on the meta device and has no weights; load them first.")
-    return copy.deepcopy(network).to("cpu").to(memory_format=torch.contiguous_format)
+    return copied("export", model).to("cpu").to(memory_format=torch.contiguous_format)
 
 
-def _check_example(network: nn.Module, example: Tensor) -> Tensor:
+def _check_example(model: nn.Module, example: Tensor) -> Tensor:
     """The example in the network's dtype, if the network takes it."""
     if not isinstance(example, Tensor) or not example.is_floating_point() or example.dim() < 2 or not len(example):
         raise ValueError(
@@ -170,19 +177,18 @@ def _check_example(network: nn.Module, example: Tensor) -> Tensor:
         )
     if example.is_meta:
         raise ValueError("export: the example is on the meta device and has no numbers; give real inputs.")
-    like = next((t for t in (*network.parameters(), *network.buffers()) if t.is_floating_point()), example)
+    like = next((t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), example)
     example = example.detach().to("cpu", like.dtype).contiguous()
     try:
         with torch.no_grad():
-            output = network(example.clone())
+            output = model(example.clone())
     except RUN_ERRORS as error:
         raise ValueError(
-            f"export: {type(network).__name__} can't run on an example of shape {tuple(example.shape)}: "
-            f"{reason(error)}."
+            f"export: {type(model).__name__} can't run on an example of shape {tuple(example.shape)}: {reason(error)}."
         ) from error
     if not isinstance(output, Tensor) or not output.dim() or len(output) != len(example):
         raise ValueError(
-            f"export: {type(network).__name__} does not return one tensor with a row for each input; wrap it in a "
+            f"export: {type(model).__name__} does not return one tensor with a row for each input; wrap it in a "
             "module that does."
         )
     return example
@@ -220,30 +226,30 @@ class _References:
 
 
 @torch.no_grad()
-def _references(network: nn.Module, example: Tensor) -> _References:
+def _references(model: nn.Module, example: Tensor) -> _References:
     """On the example, and on fresh inputs: one alone, and one more than the example has."""
     generator = torch.Generator().manual_seed(0)
     inputs = [example]
     for n in (1, len(example) + 1):
         inputs.append(torch.randn(n, *example.shape[1:], generator=generator).to(example.dtype))
-    outputs = [network(x.clone()) for x in inputs]
+    outputs = [model(x.clone()) for x in inputs]
     if not all(torch.isfinite(y).all() for y in outputs):
         raise ValueError("export: the network's output is not finite, so there is nothing to check a file by.")
-    exact = copy.deepcopy(network).double()
+    exact = copy.deepcopy(model).double()
     rounding = max(difference(exact(x.double()), y.double()).relative for x, y in zip(inputs, outputs, strict=True))
     return _References(inputs, outputs, rounding)
 
 
-def _traced(network: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+def _traced(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
     # One input alone would be taken for a batch that is always one.
     example = example if len(example) > 1 else torch.cat([example, example])
     free = {0: torch.export.Dim(BATCH, min=1)}
     try:
         with quiet(), torch.no_grad():
-            program = torch.export.export(network, (example.clone(),), dynamic_shapes=(free,))
+            program = torch.export.export(model, (example.clone(),), dynamic_shapes=(free,))
     except Exception as error:  # torch.export has errors of many kinds
         raise ValueError(
-            f"export: torch.export can't follow {type(network).__name__} with a free batch: {reason(error)}."
+            f"export: torch.export can't follow {type(model).__name__} with a free batch: {reason(error)}."
         ) from error
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of the machine that it was made on
@@ -266,9 +272,9 @@ def quiet() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def _about(network: nn.Module, example: Tensor) -> dict[str, str]:
-    about = {"unskip": __version__, "torch": torch.__version__, "network": type(network).__name__}
-    surgery, folding = getattr(network, "surgery", None), getattr(network, "folding", None)
+def _about(model: nn.Module, example: Tensor) -> dict[str, str]:
+    about = {"unskip": __version__, "torch": torch.__version__, "network": type(model).__name__}
+    surgery, folding = getattr(model, "surgery", None), getattr(model, "folding", None)
     if surgery is not None:
         about |= {"method": method_name(surgery.method), "options": json.dumps(asdict(surgery.method), default=str)}
     if folding is not None:
@@ -286,75 +292,33 @@ def _check_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
     return dict(metadata)
 
 
-def _checked(about: dict[str, str], error: float, references: _References) -> dict[str, str]:
-    batches = ", ".join(map(str, references.batches))
-    return {
-        **about,
-        "relative error": f"{error:.1e}",
-        "checked on": f"the example and random inputs, batches {batches}",
-    }
-
-
 # ---------------------------------------------------------------- the two formats
 
 
-def _write_pt2(
-    file: BinaryIO,
-    program: torch.export.ExportedProgram,
-    references: _References,
-    about: dict[str, str],
-    *,
-    opset: int,
-    path: Path,
-) -> Exported:
+def _as_pt2(program: torch.export.ExportedProgram) -> Written:
     def save(metadata: dict[str, str]) -> bytes:
         data = io.BytesIO()
         with quiet():
             torch.export.save(program, data, extra_files={METADATA: json.dumps(metadata, indent=1)})
         return data.getvalue()
 
-    def loaded(source: Any) -> Run:
-        module = torch.export.load(source).module()
-        return lambda x: module(x.clone())
+    def load(data: bytes) -> Run:
+        module = torch.export.load(io.BytesIO(data)).module()
+        return lambda x: module(x.clone()).detach()
 
-    with torch.no_grad():
-        error = references.check(loaded(io.BytesIO(save(about))), path)
-        metadata = _checked(about, error, references)
-        file.write(save(metadata))
-        file.flush()
-        references.check(loaded(io.BytesIO(Path(file.name).read_bytes())), path)
-    return Exported(
-        path=str(path), format="pt2", opset=None, batches=references.batches, error=error,
-        rounding=references.rounding, weights=_stored(program), bytes=file.tell(), metadata=metadata,
-    )  # fmt: skip
-
-
-def _stored(program: torch.export.ExportedProgram) -> int:
-    """Numbers in the tensors of a program, each storage counted once."""
     tensors = [t for t in (*program.state_dict.values(), *program.constants.values()) if isinstance(t, Tensor)]
-    return sum({t.untyped_storage().data_ptr(): t.numel() for t in tensors}.values())
+    weights = sum({t.untyped_storage().data_ptr(): t.numel() for t in tensors}.values())  # each storage once
+    return save, load, weights
 
 
-def _write_onnx(
-    file: BinaryIO,
-    program: torch.export.ExportedProgram,
-    references: _References,
-    about: dict[str, str],
-    *,
-    opset: int,
-    path: Path,
-) -> Exported:
+def _as_onnx(program: torch.export.ExportedProgram, opset: int) -> Written:
     model = _onnx_model(program, opset)
-    error = references.check(onnx_runner(model.SerializeToString()), path)
-    metadata = _checked({**about, "opset": str(opset)}, error, references)
-    set_metadata(model, metadata)
-    file.write(model.SerializeToString())
-    file.flush()
-    references.check(onnx_runner(Path(file.name).read_bytes()), path)
-    return Exported(
-        path=str(path), format="onnx", opset=opset, batches=references.batches, error=error,
-        rounding=references.rounding, weights=stored_weights(model), bytes=file.tell(), metadata=metadata,
-    )  # fmt: skip
+
+    def save(metadata: dict[str, str]) -> bytes:
+        set_metadata(model, metadata)
+        return bytes(model.SerializeToString())
+
+    return save, onnx_runner, stored_weights(model)
 
 
 def _onnx_model(program: torch.export.ExportedProgram, opset: int) -> Any:

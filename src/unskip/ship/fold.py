@@ -13,21 +13,20 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from timm.layers import DropPath
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
-from unskip._core.layers import has_ordinary_weight
+from unskip._core.layers import behaves_as, has_ordinary_weight
 from unskip._core.modules import unwrap
 from unskip.kernels.stem import PooledStem, is_folded_stem
 from unskip.methods import CReLU, Unsupported, replaced, stacked
-from unskip.methods.spec import NORMS, Conv, is_activation, norm_as_affine, replace_weight
+from unskip.methods.spec import DROPOUTS, NORMS, Conv, is_activation, is_batch_norm, norm_as_affine, replace_weight
 from unskip.methods.stack import absorb
-from unskip.ship.proof import find_example, in_float64, proven
-from unskip.ship.tracing import TraceStep, trace
-from unskip.ship.verify import Check
 from unskip.surgery import find_blocks
+from unskip.surgery.proof import find_example, in_float64, proven, refuse_decisions
 from unskip.surgery.readers.transformer import SKIP_FREE
+from unskip.surgery.tracing import ADDITIONS, TraceStep, trace
+from unskip.surgery.verify import Check
 
 Form = Literal["dense", "fast"]
 BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -55,14 +54,14 @@ class Refusal(ValueError):  # noqa: N818 - a refusal with a reason
         super().__init__(f"fold: {path!r} {reason}")
 
 
-def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = None) -> nn.Module:
+def fold(model: nn.Module, form: Form = "dense", *, example: Tensor | None = None) -> nn.Module:
     """The same function as convolution or linear layers with bias, activations and pooling, and nothing else.
 
     For CNNs and MLPs that our methods make. Of a transformer, learner and coder are stacked; its norms, its attention
     and the skips of that stay. The given network stays untouched.
 
     Args:
-        network: a trained network without skips, in eval mode.
+        model: a trained network without skips, in eval mode.
         form: 'dense' makes one layer of learner and coder; 'fast' keeps a closed-form coder beside the learner as the
             cheap operation that it is (sums of neighbouring channels, pooled in transitions), and the stem and
             depthwise convolutions as `unskip.kernels.stem` and `.depthwise` compute them on a GPU, and folds all the
@@ -77,17 +76,18 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
     Raises:
         ValueError: with the path of whatever can't be folded exactly.
     """
-    if not isinstance(network, nn.Module):
-        raise ValueError(f"fold: network={network!r} is not an nn.Module; give a trained network.")
     if form not in get_args(Form):
         raise ValueError(f"fold: form={form!r} must be 'dense' or 'fast'.")
-    network = unwrap(network)
-    original = in_float64("fold", network)
+    original = in_float64("fold", model)
     x = find_example("fold", original, example)
     transformer = any(isinstance(module, tuple(SKIP_FREE.values())) for module in original.modules())
     _refuse_skips(original)
     if not transformer:
-        _refuse_norms(original)
+        refuse_decisions("fold", original)
+    for path, module in original.named_modules():
+        if not transformer and isinstance(module, NORMS) and getattr(module, "running_mean", None) is None:
+            kind = type(module).__name__
+            raise Refusal(path, f"({kind}) depends on its input when the network runs, so no layer can absorb it.")
 
     fast = form == "fast"
     folded = stacked(original, fast=fast, dense=_read_by_norms(original, x) if fast else ())
@@ -100,67 +100,54 @@ def fold(network: nn.Module, form: Form = "dense", *, example: Tensor | None = N
     if not transformer:
         _refuse_leftovers(trace(folded, x.clone()))
 
-    folded, exact, check = proven("fold", network, original, folded, x)
+    folded, exact, check = proven("fold", unwrap(model), original, folded, x)
     folded.folding = Folding(form=form, exact=exact, check=check)  # type: ignore[assignment]
     return folded
 
 
-def _refuse_skips(network: nn.Module) -> None:
+def _refuse_skips(model: nn.Module) -> None:
     """Names the first block with a skip connection of its own."""
-    for path, module in network.named_modules():
-        if getattr(module, "keeps_skip", False):
-            rm = "where it is made of convolutions, unskip.plainify(network, 'rm') removes it exactly"
-            remedy = getattr(module, "skip_remedy", rm)
-            raise Refusal(
-                path, f"({type(module).__name__}) keeps its skip connection, and fold is for plain networks; {remedy}."
-            )
-    for path, block, reader in find_blocks(network):
+    kept = [(path, module) for path, module in model.named_modules() if getattr(module, "keeps_skip", False)]
+    for path, block, reader in find_blocks(model):
         try:
-            skip = reader is not None and reader.read(block, path).skip
+            if reader is not None and reader.read(block, path).skip:
+                kept.append((path, block))
         except Unsupported:
-            skip = True
-        if skip:
-            raise Refusal(
-                path, f"({type(block).__name__}) keeps its skip connection, and fold is for plain networks: train one "
-                "that unskip.plainify has made, or remove its skips exactly with unskip.plainify(network, 'rm')."
-            )  # fmt: skip
+            kept.append((path, block))
+    for path, block in kept:
+        rm = "train one that unskip.plainify has made, or remove its skips exactly with unskip.plainify(model, 'rm')"
+        remedy = getattr(block, "skip_remedy", rm)
+        raise Refusal(
+            path, f"({type(block).__name__}) keeps its skip connection, and fold is for plain networks; {remedy}."
+        )
 
 
-def _refuse_norms(network: nn.Module) -> None:
-    for path, module in network.named_modules():
-        if isinstance(module, NORMS) and getattr(module, "running_mean", None) is None:
-            raise Refusal(
-                path,
-                f"({type(module).__name__}) depends on its input when the network runs, so no layer can absorb it.",
-            )
-
-
-def _read_by_norms(network: nn.Module, x: Tensor) -> set[str]:
+def _read_by_norms(model: nn.Module, x: Tensor) -> set[str]:
     """Paths of modules, not themselves layers, whose output a norm reads. It goes into their ordinary layer."""
     normed = {
         step.sources[0].module
-        for step in trace(network, x.clone())
+        for step in trace(model, x.clone())
         if step.function == "batch_norm" and step.sources[0] is not None and step.sources[0].function not in LAYERS
     }
-    return {path for path, module in network.named_modules() if module in normed}
+    return {path for path, module in model.named_modules() if module in normed}
 
 
-def _without_chance(network: nn.Module) -> nn.Module:
+def _without_chance(model: nn.Module) -> nn.Module:
     """Dropout and stochastic depth do nothing in eval mode; a folded network has none."""
-    for module in list(network.modules()):
-        if isinstance(module, nn.modules.dropout._DropoutNd | DropPath):
-            network = replaced(network, module, nn.Identity().eval())
+    for module in list(model.modules()):
+        if behaves_as(module, *DROPOUTS):
+            model = replaced(model, module, nn.Identity().eval())
         if isinstance(getattr(module, "drop_rate", None), float):
             module.drop_rate = 0.0  # type: ignore[assignment]
-    return network
+    return model
 
 
-def absorb_norms(network: nn.Module, x: Tensor) -> nn.Module:
+def absorb_norms(model: nn.Module, x: Tensor) -> nn.Module:
     """Every BatchNorm into the layer before it, or else into the one behind it."""
-    norms = {path: module for path, module in network.named_modules() if isinstance(module, BatchNorm)}
+    norms = {path: module for path, module in model.named_modules() if is_batch_norm(module)}
     if not norms:
-        return network
-    steps = trace(network, x.clone())
+        return model
+    steps = trace(model, x.clone())
     runs = _runs(steps)
     for path, norm in norms.items():
         own = [step for step in runs.get(norm, []) if step.function == "batch_norm"]
@@ -175,7 +162,7 @@ def absorb_norms(network: nn.Module, x: Tensor) -> nn.Module:
         else:
             raise Refusal(path, _why_not(norm, own[0]))
         act = norm.act if isinstance(norm, BatchNormAct2d) else nn.Identity()
-        network = replaced(replaced(network, before, layer), norm, act.eval())
+        model = replaced(replaced(model, before, layer), norm, act.eval())
         runs[layer] = runs.pop(before)
         for step in runs[layer]:
             step.module = layer
@@ -187,10 +174,11 @@ def absorb_norms(network: nn.Module, x: Tensor) -> nn.Module:
                 source.readers = [r for r in source.readers if r is not step] + readers
             for reader in readers:
                 reader.sources = [source if s is step else s for s in reader.sources]
-    return network
+    return model
 
 
 def _runs(steps: list[TraceStep]) -> dict[nn.Module, list[TraceStep]]:
+    """The steps of each module."""
     runs: dict[nn.Module, list[TraceStep]] = {}
     for step in steps:
         runs.setdefault(step.module, []).append(step)
@@ -274,43 +262,43 @@ def _why_not(norm: BatchNorm, step: TraceStep) -> str:
     )
 
 
-def _absorb_crelu(network: nn.Module, x: Tensor) -> nn.Module:
+def _absorb_crelu(model: nn.Module, x: Tensor) -> nn.Module:
     """CReLU(W x + b) = ReLU([W; -W] x + [b; -b])."""
-    if not any(isinstance(module, CReLU) for module in network.modules()):
-        return network
-    runs = _runs(trace(network, x.clone()))
-    for act in [module for module in runs if isinstance(module, CReLU)]:
+    if not any(behaves_as(module, CReLU) for module in model.modules()):
+        return model
+    runs = _runs(trace(model, x.clone()))
+    for act in [module for module in runs if behaves_as(module, CReLU)]:
         own = [step for step in runs[act] if step.sources[0] is None or step.sources[0].module is not act]
         layer = _layer_before(own, runs)
         if layer is None or (isinstance(layer, nn.Conv2d) and layer.groups > 1):
             continue
         bias = None if layer.bias is None else torch.cat([layer.bias, -layer.bias])
         mirrored = replace_weight(layer, torch.cat([layer.weight, -layer.weight]), bias)
-        network = replaced(replaced(network, layer, mirrored), act, nn.ReLU().eval())
+        model = replaced(replaced(model, layer, mirrored), act, nn.ReLU().eval())
         runs[mirrored] = runs.pop(layer)
         for step in runs[mirrored]:
             step.module = mirrored
-    return network
+    return model
 
 
-def pool_stem(network: nn.Module, x: Tensor) -> nn.Module:
+def pool_stem(model: nn.Module, x: Tensor) -> nn.Module:
     """A stem of ours, convolution with bias, ReLU and pooling that nothing else reads, as one module."""
-    runs = _runs(trace(network, x.clone()))
+    runs = _runs(trace(model, x.clone()))
     pool = next((module for module, own in runs.items() if own[0].function == "max_pool2d"), None)
     found = [] if pool is None else [pool]
     while 0 < len(found) < 3:
         first = runs.get(found[0], [])
         source = first[0].sources[0] if len(first) == 1 else None
         if source is None or len(source.readers) != 1:
-            return network
+            return model
         found.insert(0, source.module)
     if not found or not is_folded_stem(*found) or len(runs[found[0]]) != 1:
-        return network
+        return model
     stem = PooledStem()
     for module, new in zip(found, (stem, nn.Identity(), nn.Identity()), strict=True):
-        network = replaced(network, module, new)
+        model = replaced(model, module, new)
     stem.extend(found)
-    return network
+    return model
 
 
 def _refuse_leftovers(steps: list[TraceStep]) -> None:
@@ -321,7 +309,7 @@ def _refuse_leftovers(steps: list[TraceStep]) -> None:
             continue
         if getattr(module, "is_activation", False) or hasattr(module, "to_fast"):
             continue
-        if len(step.sources) > 1 and step.function in ("add", "add_", "iadd", "__add__", "__iadd__"):
+        if len(step.sources) > 1 and step.function in ADDITIONS:
             raise Refusal(step.where, f"({type(module).__name__}) adds two tensors: it keeps a skip connection.")
         raise Refusal(
             step.where, f"({type(module).__name__}) calls {step.function!r}, which is no convolution, linear layer, "

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from unskip._core.files import check_free, write_atomically
 from unskip.ship.export import INPUT, OPSET, SCOPES, Run, export, need_onnx, onnx_runner, quiet, set_metadata
-from unskip.ship.verify import in_words
+from unskip.surgery.verify import in_words
 
 Bits = Literal[7, 8]
 Batches = Tensor | Iterable[Any]  # a tensor, or batches of a loader: tensors, or tuples that begin with one
@@ -94,7 +94,7 @@ class Quantized:
 
 
 def quantize(
-    network: nn.Module,
+    model: nn.Module,
     path: str | Path,
     *,
     calibrate: Batches,
@@ -108,7 +108,7 @@ def quantize(
     """Writes a network as ONNX in 8 bits.
 
     Args:
-        network: in eval mode, in float32; fold it first.
+        model: in eval mode, in float32; fold it first.
         path: of the file, `.onnx`.
         calibrate: inputs like those that the network will see, some hundreds: a tensor, or batches of a loader. From
             the training set, so that `test` stays unseen.
@@ -150,7 +150,7 @@ def quantize(
 
     with tempfile.TemporaryDirectory() as folder:
         float_file, int8_file = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
-        exported = export(network, float_file, example=chunks[0], opset=opset, metadata=metadata)
+        exported = export(model, float_file, example=chunks[0], opset=opset, metadata=metadata)
         with quiet():
             _quantize_file(float_file, int8_file, chunks, bits)
         runs = [onnx_runner(file.read_bytes()) for file in (float_file, int8_file)]

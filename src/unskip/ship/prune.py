@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from unskip._core.layers import has_ordinary_weight
+from unskip._core.layers import behaves_as, has_ordinary_weight
 from unskip._core.modules import unwrap
 from unskip.methods import CappedReLU, SReLU
 from unskip.methods.pnnh import ALIGNED
 from unskip.methods.spec import Conv, is_activation
-from unskip.ship.proof import find_example, in_float64, proven
-from unskip.ship.tracing import TraceStep, trace
-from unskip.ship.verify import Check
+from unskip.surgery.proof import find_example, in_float64, proven, refuse_decisions
+from unskip.surgery.tracing import TraceStep, trace
+from unskip.surgery.verify import Check
 
 RELU = {"relu", "relu_"}
 # Pooling gives each channel back; of a constant only those that never mix it with zeros.
@@ -39,7 +39,7 @@ class Pruning:
     check: Check  # of the network that is returned, in its own dtype
 
 
-def prune(network: nn.Module, *, example: Tensor | None = None) -> nn.Module:
+def prune(model: nn.Module, *, example: Tensor | None = None) -> nn.Module:
     """The same function without its dead channels.
 
     Between two layers there may be activations, pooling and depthwise convolutions; norms end the search, so `fold`
@@ -47,27 +47,26 @@ def prune(network: nn.Module, *, example: Tensor | None = None) -> nn.Module:
     number a multiple of 8, which is faster on a GPU. A network without dead channels comes back as it is.
 
     Args:
-        network: in eval mode, as `fold` returns it. It stays untouched.
+        model: in eval mode, as `fold` returns it. It stays untouched.
         example: a batch of inputs to check the result on; without it small random images that the network takes.
 
     Returns:
         A new network in the same dtype and on the same device. Its attribute `pruning` says what is gone, and holds
         the proof.
     """
-    if not isinstance(network, nn.Module):
-        raise ValueError(f"prune: network={network!r} is not an nn.Module; give a trained network.")
-    network = unwrap(network)
-    original = in_float64("prune", network)
+    original = in_float64("prune", model)
+    refuse_decisions("prune", original)
+    model = unwrap(model)
     x = find_example("prune", original, example)
     pruned = copy.deepcopy(original)
     removed = Counter[str]()
-    multiple = ALIGNED if getattr(getattr(network, "folding", None), "form", "dense") == "fast" else 1
+    multiple = ALIGNED if getattr(getattr(model, "folding", None), "form", "dense") == "fast" else 1
     while True:  # what a dead channel fed alone is dead the next time
         found = Counter(dict(_cut(chain, multiple) for chain in _chains(pruned, x)))
         if not found.total():
             break
         removed += found
-    pruned, exact, check = proven("prune", network, original, pruned, x)
+    pruned, exact, check = proven("prune", model, original, pruned, x)
     pruned.pruning = Pruning(removed=dict(removed), exact=exact, check=check)  # type: ignore[assignment]
     return pruned
 
@@ -86,10 +85,10 @@ class _Chain:
         return self.writer.weight.shape[0]
 
 
-def _chains(network: nn.Module, x: Tensor) -> list[_Chain]:
-    steps = trace(network, x.clone())
+def _chains(model: nn.Module, x: Tensor) -> list[_Chain]:
+    steps = trace(model, x.clone())
     runs = Counter(step.module for step in steps)
-    holders = Counter(id(p) for module in network.modules() for p in module._parameters.values() if p is not None)
+    holders = Counter(id(p) for module in model.modules() for p in module._parameters.values() if p is not None)
 
     def alone(step: TraceStep) -> bool:
         """A layer that runs once and shares no weight."""
@@ -128,7 +127,7 @@ def _groups(module: nn.Module) -> int:
 
 
 def _activates(module: nn.Module) -> bool:
-    return is_activation(module) or isinstance(module, CappedReLU | SReLU)
+    return is_activation(module) or behaves_as(module, CappedReLU, SReLU)
 
 
 def _steps_of_one_call(module: nn.Module) -> float:

@@ -1,6 +1,5 @@
 """Parameters, multiply-accumulates and activation memory of a network, counted on the meta device."""
 
-import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from unskip._core.errors import RUN_ERRORS, reason
+from unskip._core.modules import copied
 from unskip.methods.rm import BesideNorm
 from unskip.methods.stack import replaced
 
@@ -74,12 +74,11 @@ class Cost:
 
 def on_meta(model: nn.Module) -> nn.Module:
     """A copy of the model on the meta device: its structure without memory for weights."""
-    tensors = [*model.parameters(), *model.buffers()]
     memo: dict[int, Any] = {}
-    for tensor in tensors:
+    for tensor in (*model.parameters(), *model.buffers()):
         empty = tensor.detach().to("meta")
         memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-    return copy.deepcopy(model, memo)
+    return copied("cost", model, memo)
 
 
 def input_shape(model: nn.Module, example: Tensor | None) -> tuple[int, ...]:

@@ -1,6 +1,5 @@
 """plainify: a skip-free version of a residual network."""
 
-import copy
 import math
 import warnings
 from collections import Counter
@@ -11,13 +10,17 @@ import torch
 from torch import Tensor, nn
 
 import unskip.surgery.readers  # noqa: F401 - registers the readers
+from unskip._core.layers import redefines
+from unskip._core.modules import checked_model, copied
 from unskip.coders import CoderBank
-from unskip.methods import BlockSpec, Method, Unsupported, resolve_method
+from unskip.methods import BlockSpec, Method, Unsupported, out_of_range, resolve_method
 from unskip.methods.registry import method_name
 from unskip.methods.spec import NORMS, describe
 from unskip.surgery.cost import Cost, compare, on_meta
+from unskip.surgery.proof import find_example, in_float64, input_shapes, prove, refuse_training, stored_as
 from unskip.surgery.reading import Reader, find_blocks, known_families
-from unskip.surgery.signs import nonnegative_inputs
+from unskip.surgery.signs import decides, meta_input, nonnegative_inputs
+from unskip.surgery.tracing import ADDITIONS, trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +29,9 @@ class Surgery:
 
     method: Method
     replaced: tuple[str, ...]  # paths of the blocks that are skip-free now
-    left: tuple[str, ...]  # paths of residual blocks that could not be changed (strict=False)
+    left: tuple[str, ...]  # what stays (strict=False): paths of blocks, and 'path (addition n)' outside of blocks
     kept: dict[str, int]  # skips that stay by design, by kind: {'attention': 12}
+    exact: float | None = None  # of an exact method: the relative error that was found in float64
 
 
 class UnsupportedBlockError(ValueError):
@@ -38,15 +42,24 @@ class UnsupportedBlockError(ValueError):
         self.reason = reason  # the message without the way out, for callers that have another
 
 
-def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = True, **options: Any) -> nn.Module:
+def plainify(
+    model: nn.Module,
+    method: str | Method = "pnnh",
+    *,
+    strict: bool = True,
+    example: Tensor | None = None,
+    **options: Any,
+) -> nn.Module:
     """Returns a skip-free version of a residual network; `model` itself stays untouched.
 
     Args:
         model: a timm, torchvision or unskip residual network, or one whose blocks have a registered reader.
         method: how blocks are made skip-free: a name, or a method object. `unskip models --methods` lists the names
             with their options, and so does the page *Methods* of the documentation.
-        strict: whether a residual block that can't be made skip-free is an error. With False it is a warning, and the
-            block stays as it is.
+        strict: whether a residual block that can't be made skip-free, or an addition outside of blocks, is an error.
+            With False it is a warning, it stays as it is, and `surgery.left` names it.
+        example: a batch of inputs that an exact method checks its result on; without it small random images that the
+            network takes.
         options: the options of the method.
 
     Stem, head and norms outside of the blocks keep their weights, and so do the blocks if the method says so
@@ -55,10 +68,21 @@ def plainify(model: nn.Module, method: str | Method = "pnnh", *, strict: bool = 
     branch would leave nothing.
 
     An exact method ('rm') takes a network in eval mode and keeps its function. It is refused, with a table of the
-    cost, if the network grows beyond the method's `limit`. `unskip.ship.convert` also proves that the function stayed.
+    cost, if the network grows beyond the method's `limit`, and if the two networks differ in float64 on the example, on
+    random inputs of other sizes, with or without gradients; `surgery.exact` is the error. A network on the meta device
+    has no numbers to check. `unskip.ship.convert` adds the error of each layer, and the cost.
     """
     how = _resolve("plainify", model, method, options)
-    return _plainify(copy.deepcopy(model), how, strict=strict, original=model)
+    model = checked_model("plainify", model)
+    if not getattr(how, "exact", False) or any(p.is_meta for p in model.parameters()):
+        return _plainify(copied("plainify", model), how, example, strict=strict, original=model)
+    original = in_float64("plainify", model)
+    plain = _plainify(copied("plainify", original), how, example, strict=strict, original=model)
+    x = find_example("plainify", plain, example)  # which may ask for more than the original: even sides
+    _refuse_range(plain, x)
+    error = prove("plainify", original, plain, x)
+    plain.surgery = replace(plain.surgery, exact=error)  # type: ignore[type-var]
+    return plain.to(*stored_as("plainify", model))
 
 
 def cost(
@@ -73,34 +97,40 @@ def cost(
         strict: as in `plainify`.
         options: the options of the method; its `limit` does not count here.
     """
-    return _cost(model, _resolve("cost", model, method, options), example, strict=strict)
+    how = _resolve("cost", model, method, options)
+    return _cost(checked_model("cost", model), how, example, strict=strict)
 
 
 def _cost(model: nn.Module, method: Method, example: Tensor | None, *, strict: bool) -> Cost:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # plainify itself warns of blocks that are left and weights that are lost
-        after = _plainify(on_meta(model), method, strict=strict)
+        after = _plainify(on_meta(model), method, example, strict=strict)
     return compare(model, after, example)
 
 
-def _resolve(where: str, model: nn.Module, method: str | Method, options: dict[str, Any]) -> Method:
+def _resolve(command: str, model: nn.Module, method: str | Method, options: dict[str, Any]) -> Method:
     """The method with its options, after a check of the model."""
-    if not isinstance(model, nn.Module):
-        raise ValueError(
-            f"{where}: model={model!r} is not an nn.Module; build the network first, for instance with "
-            "timm.create_model(name)."
-        )
+    model = checked_model(command, model)
     how = resolve_method(method, options)
-    training = [path for path, module in model.named_modules() if module.training]
-    if getattr(how, "exact", False) and training:
-        raise ValueError(
-            f"{where}: {training[0] or type(model).__name__!r} is in training mode, where norms depend on the batch "
-            f"and method {method_name(how)!r} can't keep the network's function; call .eval() on the network first."
-        )
+    if getattr(how, "exact", False):
+        refuse_training(command, model)
     return how
 
 
-def _plainify(model: nn.Module, method: Method, *, strict: bool, original: nn.Module | None = None) -> nn.Module:
+def _refuse_range(plain: nn.Module, x: Tensor) -> None:
+    """Where rm scales what it carries, the example and random inputs like it must stay in range."""
+    random = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+    for path, (largest, bound) in (out_of_range(plain, x) | out_of_range(plain, random)).items():
+        more = math.ceil(math.log2(largest / bound)) if math.isfinite(largest) else 1
+        raise ValueError(
+            f"plainify: block {path!r} would have to carry {largest:.4g}, and its bound is {bound:g}; a scale that is "
+            f"{more} larger, or relu6='split', does it."
+        )
+
+
+def _plainify(
+    model: nn.Module, method: Method, example: Tensor | None, *, strict: bool, original: nn.Module | None = None
+) -> nn.Module:
     """`plainify` in place. With `original`, the network before, the method's limit on its growth is enforced."""
     exact, limit = getattr(method, "exact", False), getattr(method, "limit", math.inf)
     name, label = type(model).__name__, method_name(method)
@@ -110,7 +140,7 @@ def _plainify(model: nn.Module, method: Method, *, strict: bool, original: nn.Mo
     kept: Counter[str] = Counter()
     discarded: list[int] = []  # trained weights, by block
     done: dict[int, nn.Module] = {}  # by id of the old block: a block that is used twice stays one block
-    blocks = [(path, block, reader, _read(block, path, reader, exact)) for path, block, reader in find_blocks(model)]
+    blocks = [(path, block, reader, _read(block, path, reader)) for path, block, reader in find_blocks(model)]
     if all(isinstance(spec, BlockSpec) and not spec.skip for *_, spec in blocks):
         _refuse(
             ValueError(
@@ -119,10 +149,7 @@ def _plainify(model: nn.Module, method: Method, *, strict: bool, original: nn.Mo
             ),
             strict,
         )
-    nonnegative: set[int] = set()
-    if exact:
-        out_acts = {id(block): getattr(spec, "out_act", None) for _, block, _, spec in blocks}
-        nonnegative = nonnegative_inputs(model, {path: block for path, block, *_ in blocks}, out_acts)
+    additions, nonnegative = _look_around(model, [path for path, *_ in blocks], example, exact)
     for path, block, reader, spec in blocks:
         if id(block) in done:
             model = _put(model, path, done[id(block)])
@@ -131,7 +158,9 @@ def _plainify(model: nn.Module, method: Method, *, strict: bool, original: nn.Mo
         try:
             if isinstance(spec, Unsupported):
                 raise spec
-            new = method.build(replace(spec, nonnegative=id(block) in nonnegative), bank)
+            new = method.build(replace(spec, nonnegative=path in nonnegative), bank)
+            if exact and new is not None:
+                _refuse_unknown(block, path)
         except Unsupported as reason:
             sentence = f"plainify: method {label!r} can't make block {path!r} of {name} skip-free: {reason}."
             _refuse(UnsupportedBlockError(sentence), strict)
@@ -153,8 +182,16 @@ def _plainify(model: nn.Module, method: Method, *, strict: bool, original: nn.Mo
         if spec.skip:
             replaced.append(path)
         if original is not None and _parameters(model) > limit * _parameters(original):
-            _cost(original, method, None, strict=strict).check(limit, "plainify", getattr(method, "cheaper", ""))
+            _cost(original, method, example, strict=strict).check(limit, "plainify", getattr(method, "cheaper", ""))
 
+    if additions:
+        places = ", ".join(f"{path!r} ({count})" for path, count in Counter(additions).items())
+        sentence = (
+            f"plainify: {name} adds tensors outside of its blocks, {len(additions)} times: in {places}. No reader "
+            "knows these as blocks (unskip.surgery.register_reader)."
+        )
+        _refuse(UnsupportedBlockError(sentence), strict)
+        left += [f"{path} (addition {additions[: i + 1].count(path)})" for i, path in enumerate(additions)]
     if any(discarded):
         warnings.warn(
             f"plainify: {name} looks trained, but with method {label!r} {sum(discarded):,} trained weights in "
@@ -167,7 +204,31 @@ def _plainify(model: nn.Module, method: Method, *, strict: bool, original: nn.Mo
     return model
 
 
-def _read(block: nn.Module, path: str, reader: Reader | None, exact: bool) -> BlockSpec | Unsupported:
+def _look_around(model: nn.Module, paths: list[str], example: Tensor | None, exact: bool) -> tuple[list[str], set[str]]:
+    """Where the model adds tensors outside of its blocks, and which blocks are proven to read nothing negative.
+
+    Seen in forward passes on the meta device; of a model that can't run there nothing is known. The forward of
+    PyTorch's modules and of our networks adds nothing.
+    """
+    inside = {id(part) for path in paths for part in model.get_submodule(path).modules()}
+    strange = [m for m in model.modules() if not type(m).__module__.startswith(("torch.nn", "unskip."))]
+    if not exact and all(id(module) in inside for module in strange):
+        return [], set()
+    meta = on_meta(model).eval()
+    for shape in [tuple(example.shape[1:])] if isinstance(example, Tensor) else input_shapes(model):
+        try:
+            steps = trace(meta, meta_input(meta, shape))
+        except Exception:  # of any kind: the forward is not ours
+            continue
+        blocks = {path: meta.get_submodule(path) for path in paths}
+        hidden = {part for block in blocks.values() for part in block.modules()}
+        sums = [step for step in steps if step.function in ADDITIONS and len(step.sources) > 1]
+        found = [step.where for step in sums if step.module not in hidden]
+        return found, nonnegative_inputs(meta, blocks, shape) if exact else set()
+    return [], set()
+
+
+def _read(block: nn.Module, path: str, reader: Reader | None) -> BlockSpec | Unsupported:
     """What the reader makes of a block, or why it can't be read."""
     if reader is None:
         name = f"{type(block).__module__}.{type(block).__qualname__}"  # in full: timm has several classes of one name
@@ -175,8 +236,6 @@ def _read(block: nn.Module, path: str, reader: Reader | None, exact: bool) -> Bl
             f"no reader knows the class {name}. Known blocks: {', '.join(known_families())}. "
             "Add one with unskip.surgery.register_reader"
         )
-    if exact and any(m._forward_hooks or m._forward_pre_hooks for m in block.modules()):
-        return Unsupported("a forward hook in it may change what it computes; remove it first")
     try:
         spec = reader.read(block, path)
     except Unsupported as reason:
@@ -184,6 +243,17 @@ def _read(block: nn.Module, path: str, reader: Reader | None, exact: bool) -> Bl
     if not isinstance(spec, BlockSpec) or not spec.branch:
         raise ValueError(f"plainify: the reader of {describe(block)} gave {spec!r} for {path!r}, not a BlockSpec.")
     return spec
+
+
+def _refuse_unknown(block: nn.Module, path: str) -> None:
+    """Refuses a block for an exact method if not all that it does follows from the classes of its parts."""
+    for name, module in block.named_modules():
+        if name and (known := redefines(module)):
+            raise Unsupported(
+                f"{f'{path}.{name}'.lstrip('.')!r} ({type(module).__name__}, a {known.__name__}) has methods of its own"
+            )
+    if why := decides(block):
+        raise Unsupported(f"{why}, and an exact method must know what it does with any input")
 
 
 def _put(model: nn.Module, path: str, block: nn.Module) -> nn.Module:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from unskip._core import plugins
+from unskip._core.layers import inherits
 from unskip.methods.spec import BlockSpec
 
 Read = Callable[[nn.Module, str], BlockSpec]
@@ -46,11 +47,11 @@ def register_reader(*classes: type[nn.Module], write: Write = _replace) -> Calla
 
 
 def reader_of(module: nn.Module) -> Reader | None:
-    """The reader of a module's class, or of a parent class whose `forward` it still uses; None where there is none."""
+    """The reader of a module's class, or of a parent class that it behaves as; None where there is none."""
     plugins.load("unskip.readers")
     for cls in type(module).__mro__:
         if cls in _READERS:
-            return _READERS[cls] if type(module).forward is cls.forward else None
+            return _READERS[cls] if inherits(type(module), cls) else None
     return None
 
 

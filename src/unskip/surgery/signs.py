@@ -1,99 +1,150 @@
-"""Finds the blocks whose input is proven to be nonnegative, which an exact method must know.
+"""Finds the blocks whose input is proven to hold nothing negative, which an exact method must know.
 
-The proof is a symbolic trace of the model in which each block is one node: a block that reads the output of a ReLU, or
-of a block that ends in one, directly or through pooling, reads nothing negative. A block for which the trace proves
-nothing counts as reading both signs.
+Two things make the proof. A symbolic trace of the model shows that it takes no decision by values, sizes or arguments,
+so one forward pass stands for all. And that pass, on the meta device, follows every write to memory, also through a
+view: storage holds nothing negative from the moment when a ReLU or the like has filled it until something else writes
+to it. Without a proof a block counts as reading both signs.
 """
 
 import inspect
-import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from timm.layers.norm_act import BatchNormAct2d
-from torch import fx, nn
-from torch.nn import functional as F
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from unskip.methods.rm import rectifies
+from unskip._core.errors import reason
+from unskip._core.layers import altered, inherits, known_class
 
-# Of numbers that are not negative, these give numbers that are not negative.
-PASSING = (
-    nn.Identity, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
-    nn.Dropout, nn.Dropout2d, nn.Upsample,
-)  # fmt: skip
-OVERSHOOTS = "bicubic"  # the one way to enlarge images that gives numbers beyond those it reads
-RELU = {F.relu, F.relu_, F.relu6, torch.relu, torch.relu_, torch.sigmoid, F.softplus}
-RELU_METHODS = {"relu", "relu_", "sigmoid", "abs"}
+Arguments = dict[str, Any]
 
 
-class _BlocksWhole(fx.Tracer):
-    def __init__(self, blocks: Mapping[str, nn.Module]) -> None:
+def _always(arguments: Arguments) -> bool:
+    return True
+
+
+# Operators that write nothing negative, and those that do so where they read nothing negative.
+RECTIFYING: dict[str, Callable[[Arguments], bool]] = {
+    **dict.fromkeys(("relu", "relu6", "sigmoid", "hardsigmoid", "abs"), _always),
+    "softplus": lambda a: a["beta"] > 0 and a["threshold"] >= 0,
+    "hardtanh": lambda a: 0 <= a["min_val"] <= a["max_val"],
+    "clamp": lambda a: a["min"] is not None and a["min"] >= 0 and (a["max"] is None or a["max"] >= 0),
+    "clamp_min": lambda a: a["min"] >= 0,
+}
+PASSING: dict[str, Callable[[Arguments], bool]] = {
+    **dict.fromkeys(("max_pool2d", "max_pool2d_with_indices", "adaptive_max_pool2d", "mean", "amax"), _always),
+    **dict.fromkeys(("adaptive_avg_pool2d", "_adaptive_avg_pool2d", "upsample_nearest2d"), _always),
+    **dict.fromkeys(("upsample_bilinear2d", "clone", "to", "_to_copy", "cat"), _always),
+    "avg_pool2d": lambda a: a["divisor_override"] is None or a["divisor_override"] > 0,
+    "constant_pad_nd": lambda a: a["value"] >= 0,
+}
+LAYERS = ("torch.nn.modules", "timm.layers", "unskip.")  # packages whose modules decide nothing by their input
+MODES = (torch.no_grad, torch.enable_grad, torch.inference_mode)  # a forward may ask which it runs in
+
+
+class _Tracer(fx.Tracer):
+    """Follows the code of a model symbolically; some modules, and layers of PyTorch, timm and unskip, stay whole."""
+
+    def __init__(self, whole: Iterable[nn.Module] = ()) -> None:
         super().__init__()
-        self.whole = {id(block) for block in blocks.values()}
+        self.whole = set(whole)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return id(m) in self.whole or isinstance(m, BatchNormAct2d) or super().is_leaf_module(m, module_qualified_name)
+        known = known_class(m)
+        layer = known not in (nn.Module, nn.Sequential) and known.__module__.startswith(LAYERS)
+        return m in self.whole or (layer and inherits(type(m), known))
 
 
-def nonnegative_inputs(model: nn.Module, blocks: Mapping[str, nn.Module], out_acts: Mapping[int, Any]) -> set[int]:
-    """The ids of the blocks that read nothing negative in any of their calls.
+def decides(module: nn.Module, whole: Iterable[nn.Module] = (), *, defaults: bool = False) -> str:
+    """How a module's forward depends on more than the numbers it reads: an argument, a branch; '' if it doesn't.
 
     Args:
-        model: the model.
-        blocks: its blocks by path.
-        out_acts: the activation at the end of a block, by the block's id.
+        module: a model, or a block.
+        whole: parts whose code is not looked at.
+        defaults: whether arguments other than the input are taken at their defaults.
     """
-    if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
-        return set()  # a hook may change any tensor
-    parameters = inspect.signature(model.forward).parameters.values()
-    given = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+    others = list(inspect.signature(module.forward).parameters.values())[1:]
+    if others and not defaults:
+        return f"its forward takes more than its input ({', '.join(other.name for other in others)})"
     try:
-        graph = _BlocksWhole(blocks).trace(model, concrete_args=given)
-    except Exception:  # any forward may fail in any way on a symbolic input
+        _Tracer(whole).trace(module, {p.name: p.default for p in others if p.default is not p.empty})
+    except Exception as error:  # any forward may fail in any way on a symbolic input
+        return f"its forward can't be followed for every input ({reason(error)})"
+    return ""
+
+
+def meta_input(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
+    """A batch of two inputs of this shape on the meta device, in the model's dtype."""
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    return torch.empty(2, *shape, dtype=dtype, device="meta")
+
+
+def nonnegative_inputs(model: nn.Module, blocks: dict[str, nn.Module], shape: tuple[int, ...]) -> set[str]:
+    """The paths of the blocks that read nothing negative in any of their calls.
+
+    Args:
+        model: on the meta device, in eval mode.
+        blocks: its blocks by path.
+        shape: of one input that the model takes.
+    """
+    if any(map(altered, model.modules())) or decides(model, blocks.values()):
         return set()
-    modules = dict(model.named_modules(remove_duplicate=False))
+    calls: dict[nn.Module, list[bool]] = {block: [] for block in blocks.values()}
+    signs = _Signs()
 
-    def module_of(node: fx.Node) -> nn.Module | None:
-        return modules.get(str(node.target)) if node.op == "call_module" else None
+    def note(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls[block].append(len(args) == 1 and not kwargs and signs.holds(args[0]))
 
-    def overwritten(node: fx.Node) -> bool:
-        """Whether a reader of the node's output may overwrite it in place, other than by a ReLU."""
-        return any(_writes(reader, module_of(reader)) for reader in node.users)
-
-    def holds(node: Any) -> bool:
-        while isinstance(node, fx.Node) and not overwritten(node):
-            module = module_of(node)
-            if node.op == "call_function" and node.target in RELU:
-                return True
-            if node.op == "call_method" and node.target in RELU_METHODS:
-                return True
-            if module is None:
-                return False
-            if id(module) in out_acts:
-                return rectifies(out_acts[id(module)])
-            if rectifies(module):
-                return True
-            if not isinstance(module, PASSING) or len(node.args) != 1 or getattr(module, "mode", "") == OVERSHOOTS:
-                return False
-            node = node.args[0]
-        return False
-
-    calls: dict[int, list[bool]] = {}
-    for node in graph.nodes:
-        module = module_of(node)
-        if module is not None and id(module) in out_acts:
-            calls.setdefault(id(module), []).append(len(node.args) == 1 and not node.kwargs and holds(node.args[0]))
-    return {block for block, proofs in calls.items() if all(proofs)}
+    handles = [block.register_forward_pre_hook(note, with_kwargs=True) for block in calls]
+    try:
+        for mode in MODES:
+            with mode(), signs:
+                model(meta_input(model, shape))
+    except Exception:  # what can't run on the meta device is not proven
+        return set()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {path for path, block in blocks.items() if calls[block] and all(calls[block])}
 
 
-def _writes(node: fx.Node, module: nn.Module | None) -> bool:
-    if node.op == "call_method":
-        name = str(node.target)
-        return name.endswith("_") and name not in RELU_METHODS
-    if node.op == "call_function":
-        # `x -= 1` is traced as `x = x - 1`, so arithmetic may be in place.
-        arithmetic = getattr(node.target, "__module__", "") == operator.add.__module__
-        named = getattr(node.target, "__name__", "").endswith("_") or "out" in node.kwargs or node.kwargs.get("inplace")
-        return arithmetic or bool(named and node.target not in RELU)
-    return bool(getattr(module, "inplace", False)) and not rectifies(module)
+class _Signs(TorchDispatchMode):
+    """Knows which storages hold nothing negative while a model runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nonnegative: dict[int, bool] = {}
+        self.kept: list[Any] = []  # so that no other storage gets the address of one that is gone
+
+    def holds(self, tensor: Any) -> bool:
+        return isinstance(tensor, Tensor) and self.nonnegative.get(_storage(tensor), False)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        arguments = {a.name: a.default_value for a in func._schema.arguments}
+        arguments |= dict(zip(arguments, args, strict=False)) | (kwargs or {})
+        written = [arguments[a.name] for a in func._schema.arguments if a.alias_info and a.alias_info.is_write]
+        read = _tensors(arguments)
+        name = func.overloadpacket.__name__.removesuffix("_")
+        nonnegative = name in RECTIFYING and RECTIFYING[name](arguments)
+        if name in PASSING and PASSING[name](arguments):
+            nonnegative = all(map(self.holds, read))
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(written):
+            whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+            self.nonnegative[_storage(tensor)] = nonnegative and (whole or self.holds(tensor))
+        known = set(map(_storage, read))
+        for tensor in _tensors(result):
+            if _storage(tensor) not in known:  # else a view, or what was written
+                self.nonnegative[_storage(tensor)] = nonnegative
+        self.kept.append(result)
+        return result
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -5,11 +5,10 @@ is a difference of the functions (or of weights that were rounded when they were
 rounding of every step on top of it, and `Check.rounding` says how much of that one network has by itself.
 """
 
-import copy
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unskip._core.errors import RUN_ERRORS, reason
-from unskip._core.modules import preserved, unwrap
+from unskip._core.modules import checked_model, copied, preserved
 from unskip.methods.rm import RMBlock
 
 Precision = Literal["float32", "float64"]
@@ -152,36 +151,34 @@ def verify(a: nn.Module, b: nn.Module, example: Tensor, *, seed: int = 0) -> Che
     Returns:
         A `Check`: `print(check)` shows a table, `check.ok(tolerance)` is the answer.
     """
-    networks: dict[str, nn.Module] = {}
-    for name, network in (("a", a), ("b", b)):
-        if not isinstance(network, nn.Module):
-            raise ValueError(f"verify: {name}={network!r} is not an nn.Module; give two networks to compare.")
-        networks[name] = unwrap(network)
+    models = {name: checked_model("verify", model, name) for name, model in (("a", a), ("b", b))}
     if not isinstance(example, Tensor) or not example.is_floating_point() or example.numel() == 0:
         raise ValueError(
             f"verify: example={in_words(example)} must be a batch of floating-point inputs, for instance "
             "torch.randn(2, 3, 32, 32)."
         )
-    device = _device_of(networks["a"], example)
-    generator = torch.Generator("cpu").manual_seed(seed)
+    tensors = [*models["a"].parameters(), *models["a"].buffers(), example]
+    if any(tensor.is_meta for tensor in tensors):
+        raise ValueError("verify: a network on the meta device has no weights to compare; load them first.")
+    device = torch.device("cpu") if tensors[0].device.type == "mps" else tensors[0].device  # which has no float64
+    generator = torch.Generator().manual_seed(seed)
     inputs: dict[InputSource, Tensor] = {
         "example": example.detach().to("cpu", torch.float64),
         "random": torch.randn(example.shape, generator=generator, dtype=torch.float64),
     }
 
     output: dict[tuple[InputSource, Precision], Error] = {}
-    layers: dict[Precision, dict[str, Error]] = {"float32": {}, "float64": {}}
+    layers: dict[str, dict[Precision, Error]] = {}
     of_a: dict[tuple[InputSource, Precision], Tensor] = {}
-    finite = True
-    copies = {name: copy.deepcopy(network) for name, network in networks.items()}
+    copies = [copied("verify", model) for model in models.values()]
     for precision, dtype in DTYPES.items():
-        copies = {name: network.to(device, dtype) for name, network in copies.items()}
+        copies = [model.to(device, dtype) for model in copies]
         for source, x in inputs.items():
-            recorded = {
-                name: _run(network, x.to(device, dtype), name=name, precision=precision)
-                for name, network in copies.items()
-            }
-            y_a, y_b = (recorded[name].pop("") for name in ("a", "b"))
+            of_layers = [
+                _run(model, x.to(device, dtype), f"{name} ({type(model).__name__})", precision)
+                for name, model in zip(models, copies, strict=True)
+            ]
+            y_a, y_b = (outputs.pop("") for outputs in of_layers)
             if y_a.shape != y_b.shape:
                 raise ValueError(
                     f"verify: for an example of shape {tuple(example.shape)} a gives {tuple(y_a.shape)} and b gives "
@@ -189,22 +186,18 @@ def verify(a: nn.Module, b: nn.Module, example: Tensor, *, seed: int = 0) -> Che
                 )
             of_a[source, precision] = y_a
             output[source, precision] = difference(y_a, y_b)
-            finite = finite and bool(torch.isfinite(y_a).all())
-            for path, y in recorded["a"].items():
-                other = recorded["b"].get(path)
+            for path, y in of_layers[0].items():
+                other = of_layers[1].get(path)
                 if other is not None and other.shape == y.shape:
-                    error, before = difference(y, other), layers[precision].get(path)
-                    layers[precision][path] = error if before is None else _larger(before, error)
+                    found, error = layers.setdefault(path, {}), difference(y, other)
+                    found[precision] = max(error, found.get(precision, error), key=lambda e: e.relative)
+    finite = all(bool(torch.isfinite(y).all()) for y in of_a.values())
     return Check(
         output=output,
-        layers=tuple(
-            LayerCheck(path=path, float32=layers["float32"][path], float64=error)
-            for path, error in layers["float64"].items()
-            if path in layers["float32"]
-        ),
+        layers=tuple(LayerCheck(path=path, **errors) for path, errors in layers.items() if len(errors) == len(DTYPES)),
         rounding=max(difference(of_a[s, "float64"], of_a[s, "float32"].double()).relative for s in inputs),
         finite=finite,
-        causes=tuple(_causes(networks, finite)),
+        causes=tuple(_causes(models, finite)),
     )
 
 
@@ -227,11 +220,7 @@ def difference(y_a: Tensor, y_b: Tensor) -> Error:
     return Error(maximum=maximum, relative=maximum / size if size else math.inf)
 
 
-def _larger(one: Error, other: Error) -> Error:
-    return Error(maximum=max(one.maximum, other.maximum), relative=max(one.relative, other.relative))
-
-
-def _run(network: nn.Module, x: Tensor, *, name: str, precision: Precision) -> dict[str, Tensor]:
+def _run(model: nn.Module, x: Tensor, name: str, precision: Precision) -> dict[str, Tensor]:
     """The outputs of all modules by path, '' for the whole network, as they were when they were written.
 
     A module that runs several times has a path for each, 'relu (2)' for the second.
@@ -245,70 +234,50 @@ def _run(network: nn.Module, x: Tensor, *, name: str, precision: Precision) -> d
             key = path if calls[path] == 1 else f"{path} ({calls[path]})"
             outputs[key] = output.detach().clone()  # an activation in place would still change it
 
+    # float32 means float32: no TF32 in convolutions
+    tf32 = torch.backends.cudnn.flags(allow_tf32=False) if x.is_cuda else nullcontext()
     handles = []
-    problem: Exception | None = None
     try:
-        for path, module in network.named_modules():
+        for path, module in model.named_modules():
             handles.append(module.register_forward_hook(lambda _, args, output, path=path: record(path, output)))
-        with preserved(network), torch.no_grad(), _exact(x.device):
+        with preserved(model), torch.no_grad(), tf32:
             torch.manual_seed(0)  # both networks draw the same numbers
-            network(x.clone())
+            model(x.clone())
     except RUN_ERRORS as error:
-        problem = error
+        raise ValueError(
+            f"verify: {name} can't run in {precision} on an input of shape {tuple(x.shape)}: {reason(error)}."
+        ) from error
     finally:
         for handle in handles:
             handle.remove()
-    if problem is not None:
-        raise ValueError(
-            f"verify: {name} ({type(network).__name__}) can't run in {precision} on an input of shape "
-            f"{tuple(x.shape)}: {reason(problem)}."
-        ) from problem
     if "" not in outputs:
-        raise ValueError(
-            f"verify: {name} ({type(network).__name__}) does not return one tensor; wrap it in a module that does."
-        )
+        raise ValueError(f"verify: {name} does not return one tensor; wrap it in a module that does.")
     return outputs
 
 
-@contextmanager
-def _exact(device: torch.device) -> Iterator[None]:
-    """float32 means float32: no TF32 in convolutions."""
-    with torch.backends.cudnn.flags(allow_tf32=False) if device.type == "cuda" else nullcontext():
-        yield
-
-
-def _device_of(network: nn.Module, example: Tensor) -> torch.device:
-    """Where the network is, or the CPU where that has no float64."""
-    tensors = [*network.parameters(), *network.buffers(), example]
-    device = tensors[0].device
-    if any(tensor.is_meta for tensor in tensors):
-        raise ValueError("verify: a network on the meta device has no weights to compare; load them first.")
-    return torch.device("cpu") if device.type == "mps" else device
-
-
-def _causes(networks: dict[str, nn.Module], finite: bool) -> Iterator[str]:
+def _causes(models: dict[str, nn.Module], finite: bool) -> Iterator[str]:
     """The usual reasons that can be seen without running anything, the most usual first."""
-    for name, network in networks.items():
-        training = [path or "the network itself" for path, module in network.named_modules() if module.training]
+    for name, model in models.items():
+        training = [path or "the network itself" for path, module in model.named_modules() if module.training]
         if training:
             yield (
                 f"{name} is in training mode ({', '.join(training[:3])}{', ...' if len(training) > 3 else ''}), where "
                 "norms depend on the batch and dropout on chance: call .eval() first."
             )
-    for name, network in networks.items():
-        for path, module in network.named_modules():
+    for name, model in models.items():
+        for path, module in model.named_modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
                 yield f"The {type(module).__name__} {path!r} of {name} has no statistics and reads those of the batch."
                 break
-    for name, network in networks.items():
-        bounds = [(path, m.bound.item()) for path, m in network.named_modules() if isinstance(m, RMBlock) and m.bound]
+    for name, model in models.items():
+        bounds = [(path, m.bound.item()) for path, m in model.named_modules() if isinstance(m, RMBlock) and m.bound]
         if bounds:
             path, bound = min(bounds, key=lambda found: found[1])
             yield (
                 f"The block {path!r} of {name} carries numbers up to {bound:g} and no larger ones (rm with "
                 "relu6='scale'): unskip.methods.out_of_range says whether an input exceeds that."
             )
-    stored = {name: {p.dtype for p in network.parameters()} for name, network in networks.items()}
+    stored = {name: {p.dtype for p in model.parameters()} for name, model in models.items()}
     if stored["a"] != stored["b"]:
         kinds = {name: ", ".join(sorted(str(dtype) for dtype in dtypes)) for name, dtypes in stored.items()}
         yield f"a stores its weights as {kinds['a']}, b as {kinds['b']}: the coarser one has rounded them."

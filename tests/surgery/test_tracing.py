@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from unskip.ship.tracing import trace
+from unskip.surgery.tracing import trace
 
 
 class Mixed(nn.Module):

@@ -15,6 +15,8 @@ from torch.utils import _pytree as pytree
 
 from unskip._core.modules import preserved
 
+ADDITIONS = ("add", "add_", "iadd", "__add__", "__iadd__", "__radd__")  # functions that add two tensors
+
 
 @dataclass(eq=False)
 class TraceStep:
@@ -33,7 +35,7 @@ class TraceStep:
         return self.path or type(self.module).__name__
 
 
-def trace(network: nn.Module, example: Tensor) -> list[TraceStep]:
+def trace(model: nn.Module, example: Tensor) -> list[TraceStep]:
     """All steps of a forward pass, in their order."""
     running: list[tuple[str, nn.Module]] = []
 
@@ -46,10 +48,10 @@ def trace(network: nn.Module, example: Tensor) -> list[TraceStep]:
     tracer = _Tracer(running, example)
     handles = []
     try:
-        for path, module in network.named_modules():
+        for path, module in model.named_modules():
             handles += [module.register_forward_pre_hook(enter(path)), module.register_forward_hook(leave)]
-        with preserved(network), torch.no_grad(), tracer:
-            network(example)
+        with preserved(model), torch.no_grad(), tracer:
+            model(example)
     finally:
         for handle in handles:
             handle.remove()

@@ -11,7 +11,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import unskip
 from unskip.models.cifar import cifar_resnet
-from unskip.ship.verify import difference
+from unskip.surgery.verify import difference
 
 
 def plain(seed: int = 0) -> nn.Module:
