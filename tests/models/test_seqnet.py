@@ -131,8 +131,9 @@ def loss_after(network: nn.Module, steps: int = 60) -> float:
 
 def test_a_50_layer_mlp_learns_digits_where_a_plain_one_does_not() -> None:
     assert loss_after(unskip.create_model("seqnet_mlp", depth=50, width=64, img_size=8)) < 0.8
-    plain = nn.Sequential(nn.Flatten(), plain_mlp(64, 49), nn.Linear(64, 10))
-    assert loss_after(plain) > 1.9
+    # The mean of three: how far a plain network gets by chance depends on the CPU's rounding.
+    plain = [nn.Sequential(nn.Flatten(), plain_mlp(64, 49), nn.Linear(64, 10)) for _ in range(3)]
+    assert sum(map(loss_after, plain)) / 3 > 1.9
 
 
 # Section 2.1 and Figure 6: gradients grow by a factor for each layer.

@@ -215,9 +215,9 @@ def test_ctrl_c_leaves_it_resumable(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     first = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     folder = tmp_path / "noise-table1"
-    checkpoint = folder / "runs" / "simplified_plain20_s0" / "checkpoint.pt"
+    metrics = folder / "runs" / "simplified_plain20_s0" / "metrics.jsonl"
     began = time.monotonic()
-    while not checkpoint.exists():
+    while not (metrics.exists() and metrics.read_text()):
         assert first.poll() is None
         assert time.monotonic() - began < 120
         time.sleep(0.01)

@@ -48,6 +48,7 @@ class Trained(Settings):
         between(1, 1000, "; leave it out for 8 on a GPU and 1 on a CPU"),
     ] = None
     minutes: Annotated[float | None, "pause after so many minutes; the same command continues", between(0, 1e6)] = None
+    take_over: Annotated[bool, "continue runs that a process of another host has locked and left"] = False
     compile: Annotated[
         bool, "compile blocks with torch.compile, which takes its time for each network and is repaid by long runs"
     ] = False
@@ -117,6 +118,7 @@ def train(recipes: Mapping[str, Recipe], settings: Trained, folder: Path) -> dic
         data_dir=settings.data,
         at_once=settings.at_once or (8 if settings.gpu else 1),
         minutes=settings.minutes,
+        take_over=settings.take_over,
         say=lambda sentence: console.print(sentence, markup=False),
     )
 

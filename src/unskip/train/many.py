@@ -141,7 +141,7 @@ def _take_turns(
                 failures.append(f"{name} ended with {type(error).__name__}: {error}")
                 say(failures[-1])
             del active[name], trainings[name]
-    if stop.asked:
+    if stop.asked and (interrupted or waiting):
         raise interrupted or TrainingInterrupted(f"train: stopped by {stop.asked} before the first update.")
     if updates:
         milliseconds = 1000 * (time.perf_counter() - began) / updates
