@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 from PIL import Image
-from timm.data import Mixup
 from timm.data.auto_augment import rand_augment_transform
+from timm.data.mixup import Mixup
 from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 from torch.nn import functional as F
@@ -241,7 +241,7 @@ class WorkerFeed(Feed):
             yield self.normalise(x), y
 
 
-class Samples(Dataset):
+class Samples(Dataset[tuple[Tensor, int]]):
     """Single images by (position in the epoch, index); the position seeds what happens to the image."""
 
     def __init__(self, split: Split, transform: v2.Transform, key: tuple[int, ...] | None) -> None:

@@ -236,10 +236,10 @@ def npz(config: DataConfig, root: Path) -> DataSet:
     names = ("x_train", "y_train", "x_test", "y_test")
     try:
         with zipfile.ZipFile(path) as archive:
-            held = [name.removesuffix(".npy") for name in archive.namelist()]
-            missing = [name for name in names if name not in held]
+            inside = [name.removesuffix(".npy") for name in archive.namelist()]
+            missing = [name for name in names if name not in inside]
             if missing:
-                raise ValueError(f"it has no {', '.join(missing)}, but {', '.join(held) or 'nothing'}")
+                raise ValueError(f"it has no {', '.join(missing)}, but {', '.join(inside) or 'nothing'}")
             check_memory(sum(archive.getinfo(f"{name}.npy").file_size for name in names), "what it holds")
             x_train, y_train, x_test, y_test = (_array(archive, name) for name in names)
     except (OSError, EOFError, ValueError, TypeError, RuntimeError, MemoryError, *BAD_ARCHIVE) as error:

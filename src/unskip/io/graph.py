@@ -28,6 +28,7 @@ from unskip.coders import CoderSpec
 from unskip.coders.closed_form import group_average, group_sum, repeated
 
 Kind = TypeVar("Kind", bound=type[nn.Module])
+Step = tuple[str, Any, tuple[Any, ...], dict[str, Any]]  # what is called (KINDS), its target, arguments
 LayerData = dict[str, Any]  # {"class": name, "settings": {...}, "layers": {...}, "none": [...]}
 
 LAYERS: dict[str, type[nn.Module]] = {}  # by their names in files
@@ -146,7 +147,7 @@ class TrainingFlag:
 class Graph(nn.Module):
     """A network that runs a list of steps; `build` makes it."""
 
-    def __init__(self, steps: list[tuple[str, Any, tuple, dict[str, Any]]]) -> None:
+    def __init__(self, steps: list[Step]) -> None:
         super().__init__()
         self.steps = steps
         last: dict[int, int] = {}  # the step that reads a result last
@@ -408,7 +409,7 @@ def build(description: dict[str, Any], tensors: dict[str, Tensor]) -> Graph:
     return graph.eval()
 
 
-def _step(i: int, kind: str, target: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[str, Any, tuple, dict]:
+def _step(i: int, kind: str, target: Any, args: list[Any], kwargs: dict[str, Any]) -> Step:
     positional = tuple(_decoded(each) for each in args)
     named = {_names(key)[0]: _decoded(each) for key, each in kwargs.items()}
     if any(type(read) is not int or not 0 <= read < i for read in _read([positional, named])):
@@ -426,7 +427,7 @@ def _step(i: int, kind: str, target: Any, args: list[Any], kwargs: dict[str, Any
 
 def _names(path: Any) -> list[str]:
     """The parts of a layer's path: identifiers and numbers, nothing that Python gives a meaning."""
-    names = path.split(".")
+    names: list[str] = path.split(".")
     if not all((name.isidentifier() or name.isdecimal()) and not name.startswith("__") for name in names):
         raise ValueError(f"{path!r} is no name of a layer or tensor")
     return names

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import timm
 import torchvision
@@ -377,7 +377,7 @@ def _state_dict(path: Path, command: str) -> dict[str, Tensor]:
     return state
 
 
-def is_state_dict(state: Any) -> bool:
+def is_state_dict(state: Any) -> TypeGuard[dict[str, Tensor]]:
     """Whether these are tensors by name."""
     tensors = isinstance(state, dict) and state and all(isinstance(value, Tensor) for value in state.values())
     return bool(tensors) and all(isinstance(key, str) for key in state)

@@ -161,7 +161,8 @@ def build_registered(
     known = torchvision.models.list_models(module=torchvision.models if from_file else None)
     if package != "torchvision" or rest not in known:
         raise ValueError(f"torchvision has no network {rest!r}.{nearest(rest, known)}")
-    return torchvision.models.get_model(rest, **{"weights": None, **options})
+    model: nn.Module = torchvision.models.get_model(rest, **{"weights": None, **options})
+    return model
 
 
 def save(
