@@ -23,7 +23,7 @@ from unskip.methods import CReLU, Unsupported, replaced, stacked
 from unskip.methods.spec import DROPOUTS, NORMS, Conv, is_activation, is_batch_norm, norm_as_affine, replace_weight
 from unskip.methods.stack import absorb
 from unskip.surgery import find_blocks
-from unskip.surgery.proof import find_example, in_float64, proven, refuse_decisions
+from unskip.surgery.proof import find_example, hidden_decisions, in_float64, proven
 from unskip.surgery.readers.transformer import SKIP_FREE
 from unskip.surgery.tracing import ADDITIONS, TraceStep, trace
 from unskip.surgery.verify import Check
@@ -82,8 +82,8 @@ def fold(model: nn.Module, form: Form = "dense", *, example: Tensor | None = Non
     x = find_example("fold", original, example)
     transformer = any(isinstance(module, tuple(SKIP_FREE.values())) for module in original.modules())
     _refuse_skips(original)
-    if not transformer:
-        refuse_decisions("fold", original)
+    if not transformer and (why := hidden_decisions(original)):
+        raise Refusal(type(original).__name__, why)
     for path, module in original.named_modules():
         if not transformer and isinstance(module, NORMS) and getattr(module, "running_mean", None) is None:
             kind = type(module).__name__

@@ -20,7 +20,7 @@ from unskip._core.modules import unwrap
 from unskip.methods import CappedReLU, SReLU
 from unskip.methods.pnnh import ALIGNED
 from unskip.methods.spec import Conv, is_activation
-from unskip.surgery.proof import find_example, in_float64, proven, refuse_decisions
+from unskip.surgery.proof import find_example, hidden_decisions, in_float64, proven
 from unskip.surgery.tracing import TraceStep, trace
 from unskip.surgery.verify import Check
 
@@ -55,7 +55,8 @@ def prune(model: nn.Module, *, example: Tensor | None = None) -> nn.Module:
         the proof.
     """
     original = in_float64("prune", model)
-    refuse_decisions("prune", original)
+    if why := hidden_decisions(original):
+        raise ValueError(f"prune: {type(original).__name__!r} {why}")
     model = unwrap(model)
     x = find_example("prune", original, example)
     pruned = copy.deepcopy(original)

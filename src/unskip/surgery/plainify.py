@@ -214,9 +214,9 @@ def _look_around(model: nn.Module, paths: list[str], example: Tensor | None, exa
     strange = [m for m in model.modules() if not type(m).__module__.startswith(("torch.nn", "unskip."))]
     if not exact and all(id(module) in inside for module in strange):
         return [], set()
-    meta = on_meta(model).eval()
     for shape in [tuple(example.shape[1:])] if isinstance(example, Tensor) else input_shapes(model):
         try:
+            meta = on_meta(model).eval()
             steps = trace(meta, meta_input(meta, shape))
         except Exception:  # of any kind: the forward is not ours
             continue

@@ -24,13 +24,11 @@ def refuse_training(command: str, model: nn.Module) -> None:
         )
 
 
-def refuse_decisions(command: str, model: nn.Module) -> None:
-    """Refuses a model whose forward decides by its input: what one pass shows does not hold for all inputs then."""
-    if why := decides(model, defaults=True):
-        raise ValueError(
-            f"{command}: {type(model).__name__} can't be rewritten exactly: {why}. Take decisions by sizes and values "
-            "out of it; torch._assert may stand for assert."
-        )
+def hidden_decisions(model: nn.Module) -> str:
+    """Why one pass of a model does not show what it does with other inputs, the end of a sentence; '' if it does."""
+    why = decides(model, defaults=True)
+    way_out = "Take decisions by sizes and values out of it; torch._assert may stand for assert."
+    return f"can't be rewritten exactly: {why}. {way_out}" if why else ""
 
 
 def in_float64(command: str, model: nn.Module) -> nn.Module:
