@@ -8,8 +8,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from unskip.methods.spec import Conv, centred, conv_arguments, replace_weight
+from unskip.methods.spec import Conv, conv_arguments, replace_weight
 
 Side = Literal["reads", "writes"]
 
@@ -45,8 +46,8 @@ class PartialConv2d(nn.Conv2d):
 
     def whole_weight(self) -> Tensor:
         """(out, in, k, k), zeros around the centre taps."""
-        whole = [self.weight, centred(self.centre, self.kernel_size[0])]
-        return torch.cat(whole, dim=1 if self.side == "reads" else 0)
+        around = [k // 2 for k in reversed(self.kernel_size) for _ in range(2)]
+        return torch.cat([self.weight, F.pad(self.centre, around)], dim=1 if self.side == "reads" else 0)
 
     def forward(self, x: Tensor) -> Tensor:
         return self._conv_forward(x, self.whole_weight(), self.bias)

@@ -46,13 +46,18 @@ class TiedConv(nn.Module):
     @property
     def weight(self) -> Tensor:
         weight = self._partner[0].weight
-        centre = centre_tap(weight).T
-        return centre if weight.ndim == 2 else centre[..., None, None]
+        if isinstance(
+            self._partner[0], nn.Conv2d
+        ):  # a symbolic trace (torch.fx) knows the layer, not the weight's shape
+            c = self._partner[0].kernel_size[0] // 2
+            weight = weight[:, :, c : c + 1, c : c + 1]
+        return weight.transpose(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         # A replica of nn.DataParallel has tensors of its own, but the partner of the first device.
         weight = self.weight.to(x.device) if getattr(self, "_is_replica", False) else self.weight
-        return F.linear(x, weight, self.bias) if weight.ndim == 2 else F.conv2d(x, weight, self.bias)
+        convolve = F.conv2d if isinstance(self._partner[0], nn.Conv2d) else F.linear
+        return convolve(x, weight, self.bias)
 
     def to_ordinary(self) -> Conv:
         """The ordinary layer with this weight as its own."""
