@@ -230,10 +230,16 @@ def npz(config: DataConfig, root: Path) -> DataSet:
             there = ", ".join(p.name for p in found) or "none"
             raise ValueError(f"data: {path} is a folder with {len(found)} .npz files ({there}); name the file itself.")
         path = found[0]
+    x_train, y_train, x_test, y_test = read_npz(path, NPZ, "x_train", "y_train", "x_test", "y_test")
+    train, test = make_split(f"{path}: train", x_train, y_train), make_split(f"{path}: test", x_test, y_test)
+    return from_splits(config, train, test, classes=int(train.labels.max()) + 1)
+
+
+def read_npz(path: Path, layout: str, *names: str) -> list[np.ndarray]:
+    """The arrays of these names in a .npz file; `layout` is what it must hold, as the end of a sentence."""
     check_file(path, "data")
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"data: {path} is no .npz file. It {NPZ}")
-    names = ("x_train", "y_train", "x_test", "y_test")
+        raise ValueError(f"data: {path} is no .npz file. It {layout}")
     try:
         with zipfile.ZipFile(path) as archive:
             inside = [name.removesuffix(".npy") for name in archive.namelist()]
@@ -241,11 +247,9 @@ def npz(config: DataConfig, root: Path) -> DataSet:
             if missing:
                 raise ValueError(f"it has no {', '.join(missing)}, but {', '.join(inside) or 'nothing'}")
             check_memory(sum(archive.getinfo(f"{name}.npy").file_size for name in names), "what it holds")
-            x_train, y_train, x_test, y_test = (_array(archive, name) for name in names)
+            return [_array(archive, name) for name in names]
     except (OSError, EOFError, ValueError, TypeError, RuntimeError, MemoryError, *BAD_ARCHIVE) as error:
-        raise ValueError(f"data: {path} can't be read: {reason(error)}. It {NPZ}") from error
-    train, test = make_split(f"{path}: train", x_train, y_train), make_split(f"{path}: test", x_test, y_test)
-    return from_splits(config, train, test, classes=int(train.labels.max()) + 1)
+        raise ValueError(f"data: {path} can't be read: {reason(error)}. It {layout}") from error
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
