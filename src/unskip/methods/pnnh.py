@@ -41,10 +41,19 @@ ALIGNED = 8  # channels that tensor cores take at once
 class LearnerBlock(nn.Module):
     """A learner beside a second path: what both read through, stochastic depth, and the activation after the sum."""
 
-    def __init__(self, pre: nn.Sequential, learner: nn.Sequential, drop_path: float, act: nn.Module | None) -> None:
+    def __init__(
+        self,
+        pre: nn.Sequential,
+        learner: nn.Sequential,
+        drop_path: float,
+        act: nn.Module | None,
+        **path: nn.Module | None,
+    ) -> None:
         super().__init__()
         self.pre = pre
         self.learner = learner
+        for name, module in path.items():  # before the activation, so that modules stand in the order in which they run
+            setattr(self, name, module)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         self.act = nn.Identity() if act is None else act
 
@@ -57,6 +66,7 @@ class PNNHBlock(LearnerBlock):
     """
 
     skip_free = True
+    coder: nn.Module | None
 
     def __init__(
         self,
@@ -67,8 +77,7 @@ class PNNHBlock(LearnerBlock):
         drop_path: float = 0.0,
         act: nn.Module | None = None,
     ) -> None:
-        super().__init__(pre, learner, drop_path, act)
-        self.coder = coder
+        super().__init__(pre, learner, drop_path, act, coder=coder)
         self.head_norm: nn.Module | None = None
 
     def forward(self, x: Tensor) -> Tensor:

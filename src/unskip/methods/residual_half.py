@@ -18,10 +18,10 @@ class ResidualHalfBlock(LearnerBlock):
     """y = σ(learner(pre(x)) + x), or a projection of pre(x) instead of x."""
 
     keeps_skip = True
+    shortcut: nn.Module | None
 
     def __init__(self, spec: BlockSpec, learner: nn.Sequential) -> None:
-        super().__init__(nn.Sequential(*spec.pre), learner, spec.drop_path, spec.out_act)
-        self.shortcut = spec.shortcut
+        super().__init__(nn.Sequential(*spec.pre), learner, spec.drop_path, spec.out_act, shortcut=spec.shortcut)
 
     def forward(self, x: Tensor) -> Tensor:
         read = self.pre(x)
