@@ -44,6 +44,7 @@ $(READY): pyproject.toml
 
 $(OLDEST)/.ready: pyproject.toml .ci/oldest.py
 	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip
 	$(PYTHON) .ci/oldest.py > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/python -m pip install --quiet --no-compile --no-cache-dir \
 	  --constraint $(OLDEST)/constraints.txt --editable '.[dists,test]' \
