@@ -170,6 +170,7 @@ def test_a_table_on_a_narrow_terminal_has_its_numbers() -> None:
     assert "…" not in words
 
 
+@pytest.mark.full
 def test_the_largest_batch_is_searched_for_whatever_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     comparison = Comparison(
         ["resnet20", "plain_resnet20"], Setting(**QUICK, compiled=False, infer=False, fit=5 * 10**6)

@@ -66,6 +66,7 @@ def check_files(out: Path) -> None:
     assert "--out runs/plain" in page
 
 
+@pytest.mark.full
 def test_a_small_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """20 layers, one epoch; every part of the real one runs."""
     recipe = tmp_path / "small.toml"

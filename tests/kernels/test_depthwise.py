@@ -531,16 +531,7 @@ def check_folded_choices() -> None:
 
 
 CHECKS = {name: call for name, call in list(globals().items()) if name.startswith("check_")}
-QUICK = [
-    "check_kernels",
-    "check_programs_that_go_on",
-    "check_nan",
-    "check_half",
-    "check_choices",
-    "check_folded",
-    "check_folded_choices",
-    "check_learners",
-]
+QUICK = ["check_kernels", "check_nan", "check_half", "check_folded"]
 
 
 @needs_triton

@@ -187,6 +187,7 @@ def check_blocks() -> None:
 CHECKS: dict[str, Callable[[], Any]] = {"check_blocks": check_blocks}
 
 
+@pytest.mark.full
 @needs_triton
 def test_by_the_interpreter() -> None:
     assert interpreted("-m", "tests.kernels.test_layers", *CHECKS).split() == list(CHECKS)

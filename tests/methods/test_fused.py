@@ -40,7 +40,7 @@ CASES = {
 def make_block(channels: int, hidden: int, options: dict) -> PNNHBlock:
     """A block whose gains are not 1 and biases not 0."""
     network = unskip.plainify(
-        nn.Sequential(CifarBlock(channels, channels, 1, "A")), hidden={channels: hidden}, **options
+        nn.Sequential(CifarBlock(channels, channels, 1, "A")), hidden={channels: hidden}, head_norm=False, **options
     )
     block = network[0]
     nn.init.uniform_(block.learner.norm1.weight, 0.5, 1.5)

@@ -48,7 +48,7 @@ def test_compiles_to_one_graph(name: str) -> None:
         torch.testing.assert_close(q.grad, p.grad, rtol=2e-2, atol=2e-2 * p.grad.abs().max().item() + 1e-6, msg=path)
 
 
-@pytest.mark.parametrize("name", ["pnnh_resnet20", "pnnh_vit_tiny"])
+@pytest.mark.parametrize("name", ["pnnh_resnet20", pytest.param("pnnh_vit_tiny", marks=pytest.mark.full)])
 @torch.no_grad()
 def test_inductor(name: str) -> None:
     """One block of each kind: its C++ compiler takes seconds for every further one."""
@@ -102,7 +102,9 @@ dist.destroy_process_group()
         pytest.param("pnnh_resnet50", {}, 32, marks=pytest.mark.full),
         pytest.param("pnnh_mobilenetv2", {}, 32, marks=pytest.mark.full),
         pytest.param("pnnh_swin_tiny", {"img_size": 64, "pretext": "group_average"}, 64, marks=pytest.mark.full),
-        ("pnnh_vit_tiny", {"img_size": 32, "depth": 2, "pretext": "group_average"}, 32),
+        pytest.param(
+            "pnnh_vit_tiny", {"img_size": 32, "depth": 2, "pretext": "group_average"}, 32, marks=pytest.mark.full
+        ),
     ],
 )
 def test_two_processes_stay_equal_under_ddp(name: str, arguments: dict, side: int, tmp_path: Path) -> None:

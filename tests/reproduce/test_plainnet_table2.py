@@ -49,7 +49,7 @@ def test_the_table_by_its_command_and_no_run_twice(tmp_path: Path) -> None:
     again = reproduce("plainnet-table2", out=tmp_path, **SMALL)
     assert again.outcome.lines == written.outcome.lines
     assert [file.stat().st_mtime_ns for file in finished] == before
-    with pytest.raises(ValueError, match=r"holds a run with epochs=1 and not 2. Choose another folder"):
+    with pytest.raises(ValueError, match=r"was made with another recipe: epochs was 1 and is 2"):
         reproduce("plainnet-table2", out=tmp_path, **{**SMALL, "select_epochs": 2})
 
 

@@ -106,7 +106,7 @@ def test_foreign(out: Path) -> None:
     refused(out, "is damaged, or no checkpoint at all")
     file.unlink()
     file.mkdir()
-    refused(out, "can't be read: Is a directory")
+    refused(out, "can't be read: it is no file")
 
 
 def test_a_recipe_of_before_there_were_tables_is_refused(out: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_field_that_is_missing_or_no_value_for_it_is_named(finished: Path, tmp
     torch.save({key: value for key, value in state.items() if key != name}, file)
     with pytest.raises(ValueError, match=rf"checkpoint\.pt is damaged: its field '{name}' is missing. Nothing was"):
         load_checkpoint(file)
-    for value in ("a" * 100, b"b", 10**30 * 1j, -1, -0.5, math.nan, True, None, [], {}, torch.zeros(2)):
+    for value in ("a" * 100, 10**30 * 1j, -1, -0.5, math.nan, True, None, [], {}, torch.zeros(2)):
         if not isinstance(value, FIELDS[name]) or value in (-1, -0.5) or value != value:  # type: ignore[comparison-overlap]
             torch.save({**state, name: value}, file)
             with pytest.raises(ValueError, match=rf"checkpoint\.pt is damaged: its field '{name}' is "):

@@ -57,6 +57,7 @@ def compare(two: Path, one: Path) -> None:
         )
 
 
+@pytest.mark.full
 def test_group_norm_equals_one_process_at_the_same_global_batch(tmp_path: Path) -> None:
     recipe = RECIPE.replace(options={"norm": "group"}, clip=1.0, max_norm=2.0, orthogonal=1e-3)
     done = launch(TORCHRUN, recipe, tmp_path / "two")

@@ -171,6 +171,7 @@ def test_a_run_ends_when_another_has_taken_its_folder(tmp_path: Path, monkeypatc
     assert saved == {name: (tmp_path / name).read_bytes() for name in saved}
 
 
+@pytest.mark.full
 def test_hangups_are_ignored_under_nohup(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}
     words = ["nohup", *command(tmp_path, "--epochs", "20")]
