@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
-from torch.nn.modules import module as global_hooks
 
 PACKAGES = ("torch", "torchvision", "timm", "unskip")  # whose layers do what their class says
 # What a subclass may redefine without changing what it computes.
@@ -65,11 +64,6 @@ def altered(module: nn.Module) -> str:
         return "has a forward hook"
     own = [name for name in vars(module) if callable(getattr(type(module), name, None))]
     return f"has a method, {own[0]!r}, that was set on the instance" if own else ""
-
-
-def has_global_hook() -> bool:
-    """Whether a forward hook is registered for all modules of the process."""
-    return bool(global_hooks._global_forward_hooks or global_hooks._global_forward_pre_hooks)
 
 
 def inherits(cls: type, known: type) -> bool:

@@ -101,9 +101,12 @@ def preserved(network: nn.Module) -> Iterator[None]:
                 parameter.grad = grad
 
 
-def has_global_hooks() -> bool:
-    """Whether somebody waits for every module to be called. PyTorch 2.6 has no function that says so."""
-    registries = ("forward_pre", "forward", "backward_pre", "backward")
+def has_global_hooks(*, backward: bool = True) -> bool:
+    """Whether a forward hook (or a backward hook) is registered for all modules of the process.
+
+    PyTorch 2.6 has no function that says so.
+    """
+    registries = ("forward_pre", "forward", *(("backward_pre", "backward") if backward else ()))
     return any(getattr(nn_module, f"_global_{kind}_hooks") for kind in registries)
 
 

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from unskip._core.errors import RUN_ERRORS, reason
-from unskip._core.layers import altered, has_global_hook
-from unskip._core.modules import checked_model, copied
+from unskip._core.layers import altered
+from unskip._core.modules import checked_model, copied, has_global_hooks
 from unskip.surgery.signs import decides
 from unskip.surgery.verify import TOLERANCE, Check, difference, in_words, verify
 
@@ -36,7 +36,7 @@ def in_float64(command: str, model: nn.Module) -> nn.Module:
     model = checked_model(command, model)
     stored_as(command, model)
     refuse_training(command, model)
-    if has_global_hook():
+    if has_global_hooks(backward=False):
         raise ValueError(
             f"{command}: a global forward hook (torch.nn.modules.module.register_module_forward_hook) may change what "
             "any module computes; remove it first."
