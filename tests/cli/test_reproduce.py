@@ -50,7 +50,7 @@ def test_what_can_not_be_is_said_before_it_is_measured(tmp_path: Path) -> None:
         (["--epochs", "0"], "epochs=0 must be between 1 and 1,000,000; leave it out for the paper's number."),
         (["--weight-decay", "-1"], "weight_decay=-1.0 must be between 0 and 100; leave it out for the paper's."),
         (["--rows", "foo"], "reproduce: --rows has 'foo', and there is no such row to run."),
-        (["--data", "empty"], "empty must hold the folder cifar-10-batches-py with "),
+        (["--data", "empty"], "data_batch_1 is missing; empty must hold the folder cifar-10-batches-py with "),
         (
             ["--data", "nowhere"],
             "data: --data nowhere does not exist; it must hold the folder cifar-10-batches-py with",

@@ -234,6 +234,11 @@ def test_a_field_that_is_missing_or_no_value_for_it_is_named(finished: Path, tmp
     torch.save({key: value for key, value in state.items() if key != name}, file)
     with pytest.raises(ValueError, match=rf"checkpoint\.pt is damaged: its field '{name}' is missing. Nothing was"):
         load_checkpoint(file)
+    torch.save({**state, name: b"b"}, file)  # a pickle makes bytes by calling a function
+    with pytest.raises(
+        ValueError, match=r"it holds more than tensors and plain values\. That would be code, and is not"
+    ):
+        load_checkpoint(file)
     for value in ("a" * 100, 10**30 * 1j, -1, -0.5, math.nan, True, None, [], {}, torch.zeros(2)):
         if not isinstance(value, FIELDS[name]) or value in (-1, -0.5) or value != value:  # type: ignore[comparison-overlap]
             torch.save({**state, name: value}, file)
