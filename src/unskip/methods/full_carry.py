@@ -1,4 +1,4 @@
-"""Method `full_carry`: a learner beside all channels of what the block reads through its norm. An upper bound, not plain.
+"""Method `full_carry`: a learner beside all channels of what the block reads through its norm: an upper bound.
 
     y = learner(LN(x)) + LN(x)
 

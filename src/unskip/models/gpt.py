@@ -1,7 +1,7 @@
 """A small GPT (Radford et al. 2019): a decoder that predicts the next character or byte of a text.
 
-Pre-LN blocks, learnt positions, GELU, no tying of embedding and head. Weights start as GPT-2's do, N(0, 0.02²), and what
-writes to the residual stream is divided by √(2 depth).
+Pre-LN blocks, learnt positions, GELU, no tying of embedding and head. Weights start as GPT-2's do, N(0, 0.02²), and
+those that write to the residual stream are divided by √(2 depth).
 """
 
 import math
@@ -120,14 +120,6 @@ class GPT(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.forward_features(ids))
-
-    @torch.no_grad()
-    def generate(self, ids: Tensor, tokens: int, *, temperature: float = 1.0) -> Tensor:
-        """(B, T) continued by this many tokens, drawn from what the network predicts."""
-        for _ in range(tokens):
-            logits = self(ids[:, -self.context :])[:, -1].float() / temperature
-            ids = torch.cat([ids, torch.multinomial(logits.softmax(-1), 1)], dim=1)
-        return ids
 
 
 # Learners of 2.5 C hidden units: three quarters of the residual network's weights.
