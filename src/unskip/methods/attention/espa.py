@@ -41,9 +41,8 @@ def causal_attention(position: Tensor, before: float, after: float) -> Tensor:
     below = ratio * decay * -math.expm1(after - before) if before < math.inf else ratio * decay
     first = decay - (ratio * decay * math.exp(after - before) if before < math.inf else 0.0)
     matrix = torch.where(position[None, :] == position[:1], first, below)
-    diagonal = torch.where(position == position[:1], 1.0, ratio)
-    matrix = torch.where(distance == 0, diagonal[:, None].to(matrix.dtype), matrix)
-    return torch.where(distance >= 0, matrix, torch.zeros_like(matrix))
+    matrix = matrix.masked_fill(distance == 0, ratio).masked_fill(distance < 0, 0.0)
+    return matrix.masked_fill((distance == 0) & (position == position[:1]), 1.0)
 
 
 def alpha(gamma: float) -> float:
@@ -83,7 +82,7 @@ class ESPAttention(SelfAttention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if self.causal:
-            wide = torch.promote_types(q.dtype, torch.float32)
+            wide = torch.float64 if q.dtype == torch.float64 else torch.float32
             position = torch.ones_like(q[0, 0, :, 0], dtype=wide).cumsum(0)
             matrix = causal_attention(position, self.before, self.after)
         else:

@@ -99,21 +99,19 @@ class SelfAttention(nn.Module):
         for more in (None if self.bias is None else self.bias(), bias):
             if more is not None:
                 mask = more if mask is None else more + additive(mask, more.dtype)
-        dropout = self.drop if self.training else 0.0
+        return self.softmax(q, k, v, mask, self.drop if self.training else 0.0)
+
+    def softmax(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0) -> Tensor:
         if mask is None:
             return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=self.causal)
         mask = mask if mask.dtype == torch.bool else mask.to(q.dtype)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
 
-    def uniform(self, v: Tensor, mask: Tensor | None) -> Tensor:
-        """C v: the mean over the tokens that each one sees."""
-        wide = torch.promote_types(v.dtype, torch.float32)  # bfloat16 has 8 bits, too few for a sum over a text
-        if mask is not None:
-            return additive(mask, wide).softmax(-1).to(v.dtype) @ v
-        if not self.causal:
+    def uniform(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """C v: the mean over the tokens that each one sees. A(X) is C for zero queries, to the last bit here too."""
+        if mask is None and not self.causal:
             return v.mean(2, keepdim=True)
-        count = torch.ones_like(v[:1, :1, :, :1], dtype=wide).cumsum(2)
-        return (v.cumsum(2, dtype=wide) / count).to(v.dtype)
+        return self.softmax(torch.zeros_like(q), k, v, mask)
 
     def per_head(self, gain: Tensor) -> Tensor:
         """(heads,) to what multiplies (B, heads, T, d_h)."""

@@ -31,4 +31,4 @@ class ShapedAttention(SelfAttention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         alpha, beta, gamma = (self.per_head(gain) for gain in (self.alpha, self.beta, self.gamma))
-        return alpha * v + beta * self.attend(q, k, v, mask) - gamma * self.uniform(v, mask)
+        return alpha * v + beta * self.attend(q, k, v, mask) - gamma * self.uniform(q, k, v, mask)
