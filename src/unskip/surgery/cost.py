@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -17,7 +18,8 @@ from unskip._core.modules import copied
 from unskip.methods.rm import BesideNorm
 from unskip.methods.stack import replaced
 
-SIDE = 224  # pixels of an image, where neither example nor model tell
+SIDES = (32, 224, 64, 28)  # px of images that a network of unknown input size is tried on, CIFAR's first
+STEPS = 32  # of a sequence, likewise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +84,7 @@ def on_meta(model: nn.Module) -> nn.Module:
 
 
 def input_shape(model: nn.Module, example: Tensor | None) -> tuple[int, ...]:
-    """The shape of one input: of the example, or as the model's attributes tell, or an image of 224 px."""
+    """The shape of one input: of the example, or as the model's attributes tell, or as its first layer suggests."""
     if example is not None:
         if not isinstance(example, Tensor) or example.ndim < 2:
             what = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
@@ -96,7 +98,42 @@ def input_shape(model: nn.Module, example: Tensor | None) -> tuple[int, ...]:
     channels = 3 if first is None else first.in_channels
     if own is not None:
         return tuple(own)
-    return (channels, *config["input_size"][1:]) if "input_size" in config else (channels, SIDE, SIDE)
+    if "input_size" in config:
+        return (channels, *config["input_size"][1:])
+    return guessed_shape(model) or (channels, 224, 224)
+
+
+def guessed_shape(model: nn.Module) -> tuple[int, ...]:
+    """The shape of one input that the first layer with weights suggests; () where it does not tell.
+
+    A convolution of stride 1 reads images of 32 px, as in networks for CIFAR, one with a stride 224 px, unless the
+    model runs on another of SIDES alone.
+    """
+    first = next((m for m in model.modules() if next(m.parameters(recurse=False), None) is not None), None)
+    match first:
+        case LazyModuleMixin():
+            return ()
+        case nn.Conv2d():
+            small = max(first.stride) == 1 and not type(model).__module__.startswith("torchvision.models.")
+            sides = SIDES if small else (224, *SIDES)
+            shapes = [(first.in_channels, side, side) for side in sides]
+            return next((shape for shape in shapes if _runs(model, shape)), shapes[0])
+        case nn.Conv1d():
+            return (first.in_channels, STEPS)
+        case nn.Linear():
+            return (first.in_features,)
+        case nn.RNNBase():
+            return (STEPS, first.input_size)
+    return ()
+
+
+def _runs(model: nn.Module, shape: tuple[int, ...]) -> bool:
+    try:
+        with torch.no_grad():
+            on_meta(model).eval()(torch.empty(1, *shape, device="meta"))
+    except Exception:  # of any kind: the forward is not ours
+        return False
+    return True
 
 
 def size(model: nn.Module, shape: tuple[int, ...], *, must_run: bool = False) -> Size:
@@ -130,7 +167,8 @@ def compare(before: nn.Module, after: nn.Module, example: Tensor | None = None) 
     Args:
         before: the model as it was.
         after: the converted model; `plainify` has left its `surgery` there.
-        example: a batch of inputs, for its shape; else the input size that the model knows, or an image of 224 px.
+        example: a batch of inputs, for its shape; else the input size that the model knows, or its first layer
+            suggests.
     """
     shape = input_shape(before, example)
     sizes = [size(on_meta(model), shape, must_run=example is not None) for model in (before, after)]

@@ -93,7 +93,8 @@ def cost(
     Args:
         model: a residual network.
         method: as in `plainify`.
-        example: a batch of inputs, for its shape; else the input size that the network knows, or an image of 224 px.
+        example: a batch of inputs, for its shape; else the input size that the network knows, or its first layer
+            suggests.
         strict: as in `plainify`.
         options: the options of the method; its `limit` does not count here.
     """
