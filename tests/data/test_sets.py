@@ -410,7 +410,7 @@ def test_bad_imagefolder(tmp_path: Path) -> None:
     (root / "train" / "ant").mkdir()
     with pytest.raises(ValueError, match=r"train/ant has no image"):
         load(config("imagefolder"), root)
-    with pytest.raises(ValueError, match="has 0 class folders; .* must hold a folder of images for each class"):
+    with pytest.raises(ValueError, match=r"has 0 class folders; .* must hold a folder of images for each class"):
         load(config("imagefolder"), tmp_path)  # "a" holds no images itself
     (tmp_path / "train" / "only").mkdir(parents=True)
     (tmp_path / "val").mkdir()

@@ -218,9 +218,8 @@ def _from_spec(
     name = name.removeprefix("timm:")
     if ":" in name and not name.startswith("torchvision:"):
         return _from_function(model_spec, seed, command, num_classes)
-    if num_classes is not None:
-        if options.setdefault("num_classes", num_classes) != num_classes:
-            raise ValueError(f"{command}: {model_spec!r} and --num-classes {num_classes} differ; leave one out.")
+    if num_classes is not None and options.setdefault("num_classes", num_classes) != num_classes:
+        raise ValueError(f"{command}: {model_spec!r} and --num-classes {num_classes} differ; leave one out.")
     with seeded(seed):
         model = _built(name, options, pretrained, command)
     return LoadedModel(

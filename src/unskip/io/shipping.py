@@ -4,7 +4,7 @@ import math
 import os
 import tomllib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,7 +24,15 @@ from unskip.ship import Exported, Quantized, convert, export, fold, quantize
 from unskip.ship.export import OPSET
 from unskip.ship.fold import Form, Refusal
 from unskip.ship.int8 import LIMIT, Bits
-from unskip.surgery import Cost, UnsupportedBlockError, cost, plainify
+from unskip.surgery import (
+    Cost,
+    MemoryPlan,
+    MemoryPlans,
+    UnsupportedBlockError,
+    cost,
+    memory_variants,
+    plainify,
+)
 from unskip.surgery.cost import on_meta, size
 
 FoldFirst = Literal["auto", "dense", "fast", "no"]
@@ -165,7 +173,19 @@ def plainify_to_file(
     trained = loaded.trained and how.keeps_weights
     loaded = replace(loaded, name=name, model=network, trained=trained, folded="", registered={})
     written = write_network(out, loaded, proof=proof, force=force, command="plainify")
-    return f"{guess_note(loaded)}{price}\n\n{proof}\n\n{out}: {name}, {price.after.parameters:,} parameters, {written:,} bytes."
+    end = f"{out}: {name}, {price.after.parameters:,} parameters, {written:,} bytes."
+    return f"{guess_note(loaded)}{price}\n\n{proof}\n\n{end}"
+
+
+def plan_memory(
+    model_specs: Sequence[str], *, num_classes: int | None, input_size: str | None, in_place: bool
+) -> MemoryPlans:
+    """The memory plans of networks and of what they can become, side by side."""
+    found: dict[str, MemoryPlan | str] = {}
+    for spec in model_specs:
+        loaded = ModelSource(model_spec=spec, num_classes=num_classes, input_size=input_size).load("plan")
+        found |= memory_variants(loaded.model, example_for(loaded), name=loaded.name, in_place=in_place).plans
+    return MemoryPlans(found)
 
 
 # ---------------------------------------------------------------- fold
@@ -180,7 +200,8 @@ def fold_to_file(source: ModelSource, out: Path, *, form: Form = "dense", force:
     price = Cost(before=before, after=after, shape=given.input_size)
     check = loaded.model.folding.check  # type: ignore[union-attr]
     written = write_network(out, loaded, proof=str(check), force=force, command="fold")
-    return f"{guess_note(loaded)}{price}\n\n{check}\n\n{out}: {loaded.name}, {after.parameters:,} parameters, {written:,} bytes."
+    end = f"{out}: {loaded.name}, {after.parameters:,} parameters, {written:,} bytes."
+    return f"{guess_note(loaded)}{price}\n\n{check}\n\n{end}"
 
 
 def _folded(loaded: LoadedModel, form: Form) -> LoadedModel:
