@@ -55,6 +55,8 @@ class Squeezed(nn.Module):
 def test_what_waits_for_a_mean_over_the_image_waits_whole() -> None:
     plan = memory_plan(nn.Sequential(nn.Conv2d(3, 8, 1), Squeezed()), torch.empty(1, 3, 5, 5))
     assert [numbers for _, numbers in plan.waiting] == [8 * 25]
+    fast = memory_variants(cifar_resnet(8), torch.empty(1, 3, 32, 32), name="net")["net, pnnh, fast"]
+    assert fast.waiting_bytes() < 8 * 1024  # means over channels wait for nothing
 
 
 def test_a_strided_block_waits_for_rows_of_each_size() -> None:

@@ -36,7 +36,7 @@ ELEMENTWISE = """
     abs add addcmul celu clamp clamp_max clamp_min div elu exp gelu hardsigmoid hardswish hardtanh leaky_relu maximum
     minimum mish mul neg prelu _prelu_kernel relu rsub selu sigmoid silu softplus sub tanh
 """
-WHOLE = "mean _adaptive_avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d amax sum bmm _softmax"
+WHOLE = "_adaptive_avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d bmm _softmax"
 IN_PLACE = frozenset(ELEMENTWISE.split())  # operators that may write into what they read
 WHOLE_IMAGE = frozenset(WHOLE.split())  # those that read all of an image before they write
 
@@ -269,7 +269,7 @@ class Recorder(TorchDispatchMode):
 
 def _delay(operator: str, args: tuple[Any, ...]) -> float:
     """What an operator must have read before it begins to write, in images."""
-    if operator in WHOLE_IMAGE:
+    if operator in WHOLE_IMAGE or (operator in ("mean", "sum", "amax") and _over_pixels(*args[:2])):
         return 1.0
     if operator == "convolution":
         x, weight, _, _, padding, dilation = args[:6]
@@ -286,6 +286,12 @@ def _delay(operator: str, args: tuple[Any, ...]) -> float:
     sides = x.shape[2:]
     behind = [math.prod(sides[i + 1 :]) for i in range(len(sides))]  # pixels in a row, and in a pixel
     return float(sum(window * each for window, each in zip(windows, behind, strict=True)) / math.prod(sides))
+
+
+def _over_pixels(x: Tensor, dims: Any = None) -> bool:
+    """Whether a reduction is over positions, the last two axes of images and the middle ones of a sequence."""
+    axes = {dim % x.ndim for dim in (_two(dims) if isinstance(dims, int) else dims or range(x.ndim))}
+    return bool(axes & ({x.ndim - 2, x.ndim - 1} if x.ndim > 3 else set(range(1, x.ndim - 1))))
 
 
 def _two(value: Any) -> tuple[int, int]:
