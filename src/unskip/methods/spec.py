@@ -79,6 +79,7 @@ class BlockSpec:
     shortcut: nn.Module | None = None  # None: the identity; else the projection
     skip: bool = True  # False: the block has no skip connection (MobileNet-V2 where the width changes)
     out_act: nn.Module | None = None  # the activation after the addition
+    projects_input: bool = False  # the projection reads x itself, and not pre(x)
     kept: tuple[str, ...] = ()  # skips of this block that no method removes, by name ('attention')
     nonnegative: bool = False  # proven that the block reads nothing negative; set by `plainify` for exact methods
 

@@ -23,6 +23,7 @@ from unskip.surgery.memory import MemoryPlan, MemoryPlans
 from unskip.surgery.proof import find_example, in_float64, input_shapes, prove, refuse_training, stored_as
 from unskip.surgery.reading import Reader, find_blocks, known_families
 from unskip.surgery.signs import decides, meta_input, nonnegative_inputs
+from unskip.surgery.traced import expose
 from unskip.surgery.tracing import ADDITIONS, trace
 
 
@@ -193,6 +194,7 @@ def _plainify(
     kept: Counter[str] = Counter()
     discarded: list[int] = []  # trained weights, by block
     done: dict[int, nn.Module] = {}  # by id of the old block: a block that is used twice stays one block
+    model = expose(model)
     blocks = [(path, block, reader, _read(block, path, reader)) for path, block, reader in find_blocks(model)]
     if all(isinstance(spec, BlockSpec) and not spec.skip for *_, spec in blocks):
         _refuse(
