@@ -1,0 +1,108 @@
+"""What a network costs: the columns of `unskip reproduce frontier` that need no training.
+
+`plain_columns` counts the plain form of a network and times it in onnxruntime on a CPU. `training_columns` has the
+speed and memory of training, by `unskip bench`.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.utils.model import reparameterize_model
+from torch import nn
+
+from unskip.bench import Comparison, Setting
+from unskip.io.load import Shape, load_model
+from unskip.ship import export, fold
+from unskip.surgery import plainify
+from unskip.surgery.cost import on_meta, size
+
+LATENCY_RUNS, LATENCY_SECONDS = 15, 10.0  # runs that are timed: at least so many, and as many as fit into the seconds
+REFERENCE = "resnet34"  # in every comparison of training, so that ratios are measured side by side
+TOGETHER = 12  # networks in one comparison: as many as a GPU of 139 GiB holds with their batches
+MIB = 2**20
+SIDE = 224  # px, of the images that costs are of
+
+
+def plain_form(model: nn.Module) -> tuple[nn.Module, str]:
+    """A network in eval mode as convolutions, biases and activations, the same function, and how it became that.
+
+    Skip-free networks are folded. Those with skips lose them by `rm` first; RepVGG by timm's reparameterisation.
+    """
+    if any(hasattr(module, "reparameterize") for module in model.modules()):
+        return fold(reparameterize_model(model).eval(), "dense"), "reparameterized"
+    try:
+        return fold(model, "dense"), "fold"
+    except ValueError:
+        return fold(plainify(model, "rm", limit=1e9), "dense"), "rm and fold"
+
+
+def plain_columns(model_spec: str) -> dict[str, Any]:
+    """Parameters, MACs, activation memory and latency of one image: of the plain form and of the network as trained."""
+    model, shape = load_model(model_spec, command="reproduce").model.eval(), (3, SIDE, SIDE)
+    for norm in model.modules():  # fresh statistics, of 0 and 1, would let some rewriting through that is not exact
+        if isinstance(norm, nn.BatchNorm2d) and norm.running_mean is not None and norm.running_var is not None:
+            nn.init.normal_(norm.running_mean, std=0.1)
+            nn.init.uniform_(norm.running_var, 0.5, 1.5)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    own = size(on_meta(model), shape)
+    plain, how = plain_form(model)
+    found = size(on_meta(plain), shape)
+    columns: dict[str, Any] = {
+        "trained_parameters": trained,
+        "own_macs": own.macs,
+        "own_activation_bytes": own.memory,
+        "plain_form": how,
+        "plain_parameters": found.parameters,
+        "plain_macs": found.macs,
+        "plain_activation_bytes": found.memory,
+    }
+    columns |= {f"plain_{key}": value for key, value in latency(plain, shape).items()}
+    if how == "rm and fold":  # what a CPU would rather run
+        columns |= {f"own_{key}": value for key, value in latency(model, shape).items()}
+    return columns
+
+
+def latency(model: nn.Module, shape: Shape) -> dict[str, float]:
+    """Milliseconds of one image in onnxruntime on one thread of a CPU: the least, and the median.
+
+    The least is what other programs on the same machine disturb least.
+    """
+    import onnxruntime
+
+    example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    with tempfile.TemporaryDirectory() as folder:
+        file = export(model, Path(folder) / "network.onnx", example=example).path
+        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    feed = {session.get_inputs()[0].name: example.numpy()}
+    session.run(None, feed)
+    times: list[float] = []
+    while len(times) < LATENCY_RUNS or sum(times) < LATENCY_SECONDS:
+        began = time.perf_counter()
+        session.run(None, feed)
+        times.append(time.perf_counter() - began)
+    return {"ms": 1000 * min(times), "ms_median": 1000 * statistics.median(times)}
+
+
+def training_columns(model_specs: Sequence[str], setting: Setting) -> dict[str, dict[str, Any]]:
+    """Training images/s and peak memory of networks that are timed side by side, by their specs."""
+    comparison = Comparison(model_specs, setting)
+    comparison.run()
+    columns = {}
+    for row in comparison.rows:
+        if row.case.network in model_specs:
+            ratios = comparison.ratios(row)
+            columns[row.case.network] = {
+                "train_images_per_s": row.images_per_s,
+                "train_bytes": row.memory,
+                "train_speed_ratio": ratios["speed"],
+                "train_memory_ratio": ratios["memory"],
+                "train_error": row.error,
+            }
+    return columns
