@@ -54,6 +54,7 @@ class DataSet:
     mean: tuple[float, ...]  # per channel, of pixels in 0 to 1
     std: tuple[float, ...]
     notes: tuple[str, ...] = field(default=())  # what a reader of the result should know about the data
+    on_device: dict[Any, tuple[Tensor, Tensor]] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     @property
     def in_memory(self) -> bool:

@@ -56,8 +56,9 @@ def load(
     Args:
         spec: a name of `unskip models` or of timm (also `timm:NAME`), `torchvision:NAME`, each also with options
             (`resnet20:num_classes=100`, `resnet34:method=pnnh,channels=[48,96,192,384]`); the folder of a run of
-            `unskip train`, with the weights that were tested; its checkpoint.pt; a network file of `unskip plainify` or `unskip fold`, or weights of the package
-            (.safetensors); or `package.module:function`, which is imported and called. Files run no code.
+            `unskip train`, with the weights that were tested; its checkpoint.pt; a network file of `unskip plainify` or
+            `unskip fold`, or weights of the package (.safetensors); or `package.module:function`, which is imported and
+            called. Files run no code.
         method: makes the network skip-free with this method.
         weights: a file with a state dict for it: .safetensors, or what torch.save wrote (`weights_only=True`).
         pretrained: takes the trained weights that a name has, the package's or timm's.
