@@ -5,7 +5,8 @@ those without skips, trained by one recipe (frontier.toml has the networks):
 
     --step train    trains: `--length short` all networks, `--length long` the eight nearest the frontier
     --step bench    training images/s and peak memory, compiled, 224 px, the same stem on all sides
-    --step cpu      plain form: parameters, MACs, peak of activations, latency of one image in onnxruntime
+    --step count    parameters, MACs and peak of activations of the plain form, one image of 224 px
+    --step latency  of the plain form, one image in onnxruntime on one thread of a CPU
     --step show     nothing
 
 Each step goes on where it stopped, in OUT/frontier, and then writes what is there: README.md, results.json,
@@ -35,7 +36,15 @@ from matplotlib.figure import Figure
 from unskip._core.drawing import FAINT, INK, OTHER, PLAIN, PNNH, RESIDUAL, dress, legend, panels
 from unskip._core.text import nearest
 from unskip.bench import Setting
-from unskip.reproduce.frontier_columns import MIB, REFERENCE, SIDE, TOGETHER, plain_columns, training_columns
+from unskip.reproduce.frontier_columns import (
+    MIB,
+    REFERENCE,
+    SIDE,
+    TOGETHER,
+    latency_columns,
+    plain_columns,
+    training_columns,
+)
 from unskip.reproduce.registry import Outcome, as_png, one_of, reproduction
 from unskip.reproduce.trained import Trained, flags, run_recipe, train, versions
 from unskip.train.checkpoint import write_atomically
@@ -47,6 +56,7 @@ TABLES = tomllib.loads((resources.files("unskip") / "reproduce" / "frontier.toml
 NETWORKS: dict[str, str] = {name: spec for kind in TABLES["networks"].values() for name, spec in kind.items()}
 KIND = {name: kind for kind, networks in TABLES["networks"].items() for name in networks}
 LOOK = dict(zip(TABLES["networks"], [(RESIDUAL, "s"), (PNNH, "o"), (OTHER, "D"), (PLAIN, "^")], strict=True))
+STEPS = ("train", "bench", "count", "latency")
 LENGTHS = ("short", "long")
 RECIPES: dict[str, dict[str, Callable[[], Recipe]]] = {  # by data set and length
     "tinyimagenet32": {
@@ -89,9 +99,7 @@ BUDGETS = {**COSTS, "latency": Cost(column="plain_ms", label="latency of the pla
 class FrontierSettings(Trained):
     """What can be set."""
 
-    step: Annotated[str, "what is measured: train, bench, cpu or show", one_of("train", "bench", "cpu", "show")] = (
-        "show"
-    )
+    step: Annotated[str, "what is measured: train, bench, count, latency or show", one_of(*STEPS, "show")] = "show"
     dataset: Annotated[str, "the data set: tinyimagenet32 or imagenette64; digits, to try it out", one_of(*RECIPES)] = (
         "tinyimagenet32"
     )
@@ -111,8 +119,11 @@ def frontier(settings: FrontierSettings, folder: Path) -> Outcome:
     """Takes one step further and shows what has been measured."""
     chosen = names(settings, folder)
     steps: dict[str, Callable[[FrontierSettings, Sequence[str], Path], None]] = {
-        "train": train_networks, "bench": bench_networks, "cpu": count_networks
-    }  # fmt: skip
+        "train": train_networks,
+        "bench": bench_networks,
+        "count": partial(measure_each, plain_columns),
+        "latency": partial(measure_each, latency_columns),
+    }
     ended: TrainingInterrupted | None = None
     try:
         if settings.step in steps:
@@ -188,18 +199,21 @@ def bench_networks(settings: FrontierSettings, chosen: Sequence[str], folder: Pa
             write_json(folder / "bench" / f"{name}.json", {**found[NETWORKS[name]], "about": about})
 
 
-def count_networks(settings: FrontierSettings, chosen: Sequence[str], folder: Path) -> None:
-    """The plain form of each network, one after the other."""
+def measure_each(
+    columns: Callable[[str], dict[str, Any]], settings: FrontierSettings, chosen: Sequence[str], folder: Path
+) -> None:
+    """The columns of each network by its spec, one after the other on the CPU."""
     began = time.monotonic()
     for name in chosen:
-        if (folder / "cpu" / f"{name}.json").is_file():
+        file = folder / settings.step / f"{name}.json"
+        if file.is_file():
             continue
         if settings.minutes is not None and time.monotonic() - began > 60 * settings.minutes:
             raise TrainingInterrupted(f"reproduce: {settings.minutes:g} minutes are over; the same command goes on.")
         start = time.monotonic()
-        found = plain_columns(NETWORKS[name])
+        found = columns(NETWORKS[name])
         about = {"cpu": cpu_name(), "torch": torch.__version__, "seconds": round(time.monotonic() - start, 1)}
-        write_json(folder / "cpu" / f"{name}.json", {**found, "about": about})
+        write_json(file, {**found, "about": about})
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -225,7 +239,7 @@ def gathered(folder: Path) -> dict[str, dict[str, Any]]:
     table: dict[str, dict[str, Any]] = {}
     for name, spec in NETWORKS.items():
         row: dict[str, Any] = {"network": name, "kind": KIND[name], "model": spec}
-        for step in ("cpu", "bench"):
+        for step in ("count", "latency", "bench"):
             file = folder / step / f"{name}.json"
             if file.is_file():
                 row |= {key: value for key, value in json.loads(file.read_text()).items() if key != "about"}
@@ -288,7 +302,7 @@ def nearest_frontier(table: Mapping[str, Mapping[str, Any]], error: str) -> list
             total[name] = total.get(name, 0.0) + gap
     if not distance:
         raise ValueError(
-            "reproduce: no network has an error and a cost yet; measure a cost first (--step cpu or bench)."
+            "reproduce: no network has an error and a cost yet; measure a cost first (--step count or bench)."
         )
     order = sorted(distance, key=lambda name: (distance[name], total[name]))
     asked = [name for name in ASKED if name in distance]
@@ -343,7 +357,7 @@ def shown(settings: FrontierSettings, folder: Path, ended: TrainingInterrupted |
 
 def missing(table: Mapping[str, Mapping[str, Any]], measured: Sequence[str]) -> list[str]:
     """What has not been measured yet, in sentences."""
-    needed = {"plain form": "plain_ms", "training speed and memory": "train_images_per_s"}
+    needed = {"plain form": "plain_macs", "latency": "plain_ms", "training speed and memory": "train_images_per_s"}
     found = []
     for what, column in {**needed, **{f"error, {key}": f"{key}-test_error" for key in measured}}.items():
         there = sum(row.get(column) is not None for row in table.values())
