@@ -259,7 +259,7 @@ def trained_columns(folder: Path, name: str, prefix: str) -> dict[str, Any]:
     values: dict[str, Callable[[Finished], float | None]] = {
         "test_error": lambda run: run.test_error,
         "val_error": lambda run: run.val_error,
-        "val_loss": lambda run: run.epochs[-1].get("val_loss") if run.epochs else None,
+        "val_loss": lambda run: run.val_loss,
     }
     for key, value in values.items():
         found = [number for run in runs if (number := value(run)) is not None]

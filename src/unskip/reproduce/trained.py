@@ -181,6 +181,13 @@ def summary(runs: Sequence[Finished]) -> Summary:
     )
 
 
+def mean(values: Sequence[float | None], digits: int = 2) -> str:
+    """Mean ± standard deviation of the numbers among the values, as text; '' where there are none."""
+    known = [value for value in values if value is not None]
+    spread = f" ± {statistics.stdev(known):.{digits}f}" if len(known) > 1 else ""
+    return f"{statistics.fmean(known):.{digits}f}{spread}" if known else ""
+
+
 @dataclass(frozen=True)
 class TrainedTable:
     """The rows of a table and their finished runs."""
@@ -203,6 +210,15 @@ class TrainedTable:
         printed = [error for error in (rows[less].error, rows[more].error) if isinstance(error, int | float)]
         paper = f"paper {printed[0] - printed[1]:+.2f}, " if len(printed) == 2 else ""
         return f"{words}: {paper}ours {ours - other:+.2f} points."
+
+    def validation(self) -> list[str]:
+        """A table of the rows that hold training images out: what they are compared by."""
+        lines = ["| row | validation loss | validation error % |", "|---|---:|---:|"]
+        for row in self.rows:
+            runs = self.runs.get(row.name, ())
+            loss, error = mean([run.val_loss for run in runs], 4), mean([run.val_error for run in runs])
+            lines += [f"| {row.label} | {loss} | {error} |"] if loss else []
+        return lines if len(lines) > 2 else []
 
     def markdown(self) -> list[str]:
         """Paper and ours side by side."""

@@ -45,6 +45,11 @@ class Finished:
     seconds: float
     epochs: tuple[dict[str, Any], ...] = ()  # one row for each, as in metrics.jsonl
 
+    @property
+    def val_loss(self) -> float | None:
+        """The validation loss after the last epoch."""
+        return self.epochs[-1].get("val_loss") if self.epochs else None
+
 
 def run_many(
     recipes: Mapping[str, Recipe],
