@@ -101,6 +101,17 @@ def cost(
     return _cost(checked_model("cost", model), how, example, strict=strict)
 
 
+def takes(model: nn.Module, method: str | Method, **options: Any) -> bool:
+    """Whether `plainify` makes this model skip-free by this method, tried on a copy without weights."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _plainify(on_meta(checked_model("plainify", model)), resolve_method(method, options), None, strict=True)
+    except ValueError:
+        return False
+    return True
+
+
 def _cost(model: nn.Module, method: Method, example: Tensor | None, *, strict: bool) -> Cost:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # plainify itself warns of blocks that are left and weights that are lost
