@@ -132,7 +132,7 @@ def memory_variants(
         name: of the network, in the table.
     """
     model = checked_model("memory_plan", copied("memory_plan", model).eval())
-    blocks = [_read(block, path, reader) for path, block, reader in find_blocks(model)]
+    blocks = [_read(block, path, reader, KEEP) for path, block, reader in find_blocks(model)]
     found: dict[str, MemoryPlan | str] = {}
 
     def add(label: str, build: Callable[[], nn.Module]) -> None:
@@ -165,6 +165,17 @@ def memory_variants(
     else:
         folded(plain, f"{name}, pnnh")
     return MemoryPlans(found)
+
+
+def takes(model: nn.Module, method: str | Method, **options: Any) -> bool:
+    """Whether `plainify` makes this model skip-free by this method, tried on a copy without weights."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _plainify(on_meta(checked_model("plainify", model)), resolve_method(method, options), None, strict=True)
+    except ValueError:
+        return False
+    return True
 
 
 def _cost(model: nn.Module, method: Method, example: Tensor | None, *, strict: bool) -> Cost:

@@ -382,7 +382,11 @@ def adds(module: nn.Module) -> bool:
                 return True
         names = [function.__globals__.get(name) for name in code.co_names]
         queue += [inspect.unwrap(f) for f in names if isinstance(f, types.FunctionType)]
-        queue += [types.FunctionType(c, function.__globals__) for c in code.co_consts if isinstance(c, types.CodeType) and not c.co_freevars]
+        queue += [
+            types.FunctionType(c, function.__globals__)
+            for c in code.co_consts
+            if isinstance(c, types.CodeType) and not c.co_freevars
+        ]
     return False
 
 
