@@ -68,10 +68,9 @@ def residual_form(model: nn.Module) -> nn.Module | None:
     if getattr(model, "surgery", None) is None:
         return model
     name = str((getattr(model, "pretrained_cfg", None) or {}).get("architecture", ""))
-    build = ENTRIES[name].builder if name in ENTRIES else timm.create_model
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return build() if name in ENTRIES else build(name)
+            return ENTRIES[name].builder() if name in ENTRIES else timm.create_model(name)
     except Exception:  # the name may come from elsewhere
         return None
