@@ -25,7 +25,7 @@ RM = "rm and fold"
 LIMIT = 1e9  # no limit on the growth by rm
 LATENCY_RUNS, LATENCY_SECONDS = 15, 10.0  # runs that are timed: at least so many, and as many as fit into the seconds
 REFERENCE = "resnet34"  # in every comparison of training, so that ratios are measured side by side
-TOGETHER = 12  # networks in one comparison: as many as a GPU of 139 GiB holds with their batches
+TOGETHER = 9  # networks in one comparison: as many as a GPU of 139 GiB holds with their batches
 MIB = 2**20
 SIDE = 224  # px, of the images that costs are of
 
