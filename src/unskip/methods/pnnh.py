@@ -50,6 +50,7 @@ from unskip.methods.stack import stacked_layers
 Norm = Literal["first", "both"]
 Transition = Literal["coded", "whole"]
 Signed = Literal["rectify", "paired"]
+Fitting = Literal["adam", "sgd"]
 Uncarried = Literal["kxk", "1x1"]
 BlockForm = Literal["auto", "plain", "fast", "lean"]
 ALIGNED = 8  # channels that tensor cores take at once
@@ -158,6 +159,7 @@ class PNNH:
     head_norm: bool | None = None  # a norm before pooling; None: unless a norm follows the last block anyway
     block: BlockForm = "auto"  # plain: the formula; fast: no matrices; lean: less memory; auto: fast (MobileNet: lean)
     seed: int = 0  # of fitted and random coders
+    fit: Fitting = "adam"  # of fitted coders: Adam to the floor, or plain SGD from N(0, 0.01) as in Algorithm 1
 
     keeps_weights: ClassVar[bool] = False
 
@@ -314,6 +316,7 @@ class PNNH:
             paired=paired,
             linear=family == "mlp",
             seed=self.seed,
+            fit=self.fit,
         )
 
     def learner(self, spec: BlockSpec, code: int | None = None) -> nn.Sequential:
