@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from unskip.cli.options import Force, InputSize, Network, Pretrained, Seed, Weights, source_of
+from unskip.cli.options import Force, InputSize, Network, NumClasses, Pretrained, Seed, Weights, source_of
 
 
 def export(
@@ -35,6 +35,7 @@ def export(
     limit: Annotated[float, typer.Option(help="Points of accuracy that INT8 may lose.", min=0, max=100)] = 0.5,
     weights: Weights = None,
     pretrained: Pretrained = False,
+    num_classes: NumClasses = None,
     input_size: InputSize = None,
     seed: Seed = 0,
     force: Force = False,
@@ -44,7 +45,7 @@ def export(
     Exit codes: 0 done; 2 an argument is wrong, or the file is not the network's function, or INT8 loses
     more than the limit, and nothing was written.
     """
-    source = source_of(network, weights, pretrained, input_size, seed)
+    source = source_of(network, weights, pretrained, num_classes, input_size, seed)
     from unskip.io.shipping import export_to_file, int8_of
 
     how = int8_of(int8, calibrate, inputs=calibration_images, bits=bits, limit=limit)

@@ -52,6 +52,7 @@ class Display:
         """One line for a finished epoch, where there is no bar."""
         if self.progress is None:
             val = f", validation error {row['val_error']:.2f} %" if "val_error" in row else ""
+            val = f", validation loss {row['val_loss']:.4f}{val}" if "perplexity" in row else val
             self.say(
                 f"epoch {row['epoch']}/{self.epochs}, update {row['step']}: loss {row['loss']:.4f}, "
                 f"error {row['error']:.2f} %{val}, {row['images_per_s']:,.0f} images/s"
