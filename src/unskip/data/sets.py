@@ -58,6 +58,7 @@ class DataSet:
     std: tuple[float, ...]
     vocabulary: tuple[str, ...] = ()  # of a text, what each class stands for; a text has `image_size` tokens in a row
     notes: tuple[str, ...] = field(default=())  # what a reader of the result should know about the data
+    on_device: dict[Any, tuple[Tensor, Tensor]] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     @property
     def input_size(self) -> tuple[int, ...]:

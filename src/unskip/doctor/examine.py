@@ -21,11 +21,20 @@ class InputSpec:
 
 
 def examine(
-    model_spec: str, inputs: InputSpec, *, method: str = "", weights: Path | None = None, pretrained: bool = False
+    model_spec: str,
+    inputs: InputSpec,
+    *,
+    method: str = "",
+    weights: Path | None = None,
+    pretrained: bool = False,
+    num_classes: int | None = None,
 ) -> Report:
     """The report of the network that `model_spec` names."""
     seed, size = inputs.seed, inputs.input_size
-    loaded = load_model(model_spec, method=method, weights=weights, pretrained=pretrained, input_size=size, seed=seed)
+    loaded = load_model(
+        model_spec, method=method, weights=weights, pretrained=pretrained, num_classes=num_classes, input_size=size,
+        seed=seed,
+    )  # fmt: skip
     batch = load_batch(loaded, inputs.data, size=inputs.batch_size, seed=seed)
     return diagnose(
         loaded.model,

@@ -163,13 +163,13 @@ def register_backbone(
         )
 
 
-def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
+def create_model(name: str, pretrained: bool = False, *, method: str = "", **kwargs: Any) -> nn.Module:
     """A network by name: one of `unskip models`, or any of timm's.
 
     Keyword arguments are timm's (num_classes, in_chans, features_only, drop_path_rate, ...) and, for a name that begins
-    with a method, that method's options: for a `pnnh_` name those of `unskip.methods.PNNH`. `pretrained=True` loads the
-    weights that come with the package, for names that have some; `network.pretrained_cfg["description"]` says how good
-    they are.
+    with a method, that method's options: for a `pnnh_` name those of `unskip.methods.PNNH`. `method` makes any other
+    network skip-free with that method, whose options are then taken too. `pretrained=True` loads the weights that come
+    with the package, for names that have some; `network.pretrained_cfg["description"]` says how good they are.
     """
     if not isinstance(name, str):
         raise ValueError(f"create_model: name={name!r} must be text, for instance 'pnnh_resnet110'.")
@@ -178,6 +178,10 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Modul
             f"create_model: there is no network named {name!r}.{nearest(name, list(ENTRIES))} "
             "`unskip models` lists them."
         )
+    if method:
+        known = method_options(method)
+        options = {option: kwargs.pop(option) for option in list(kwargs) if option in known}
+        return plainify(create_model(name, pretrained, **kwargs), method, **options)
     try:
         return timm.create_model(name, pretrained=pretrained, **kwargs)
     except TypeError as error:

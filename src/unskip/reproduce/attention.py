@@ -122,9 +122,7 @@ def attention(settings: AttentionSettings, folder: Path) -> Outcome:
     optimizers = parse(settings.optimizers, "optimizers", str, ("muon", "adamw"))
     rates = {name: parse(getattr(settings, f"{name}_rates"), f"{name}_rates", float) for name in optimizers}
     cells = [Cell(row=row, depth=d, optimizer=o) for d in depths for o in optimizers for row in rows]
-    first = {
-        cell.name(rate, 0): recipe_of(cell, rate, 0, settings) for cell in cells for rate in rates[cell.optimizer]
-    }
+    first = {cell.name(rate, 0): recipe_of(cell, rate, 0, settings) for cell in cells for rate in rates[cell.optimizer]}
     runs = train(first, settings, folder / "runs")
     chosen = {c: min(rates[c.optimizer], key=lambda rate, c=c: best(runs[c.name(rate, 0)])) for c in cells}  # type: ignore[misc]
     more = {

@@ -17,8 +17,8 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from unskip._core.layers import layer_with
 from unskip.methods.attention import AttentionSpec
 from unskip.methods.spec import BlockSpec, Unsupported, parts
-from unskip.surgery.reading import register_reader
 from unskip.surgery.readers.transformer import SkipFreeBlock, linear_parts, write_attention, write_block
+from unskip.surgery.reading import register_reader
 
 ACTIVATIONS = {
     "NewGELUActivation": partial(nn.GELU, "tanh"),
@@ -108,7 +108,12 @@ def read_gpt2_attention(block: nn.Module) -> AttentionSpec:
     )  # fmt: skip
 
 
-@register_reader(LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, write=partial(write_block, SkipFreeLlamaLayer, "post_attention_layernorm"))
+@register_reader(
+    LlamaDecoderLayer,
+    MistralDecoderLayer,
+    Qwen2DecoderLayer,
+    write=partial(write_block, SkipFreeLlamaLayer, "post_attention_layernorm"),
+)
 def read_llama(block: nn.Module, path: str) -> BlockSpec:
     mlp: Any = block.mlp
     gated = SwiGLU(mlp.gate_proj.in_features, 1)

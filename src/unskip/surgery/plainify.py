@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +18,13 @@ from unskip.methods import BlockSpec, Method, Unsupported, out_of_range, resolve
 from unskip.methods.attention import ATTENTIONS, KEEP, AttentionSpec, check_attention
 from unskip.methods.registry import method_name
 from unskip.methods.spec import NORMS, describe
-from unskip.surgery.cost import Cost, compare, on_meta
+from unskip.methods.stack import stacked
+from unskip.surgery.cost import Cost, compare, memory_plan, on_meta
+from unskip.surgery.memory import MemoryPlan, MemoryPlans
 from unskip.surgery.proof import find_example, in_float64, input_shapes, prove, refuse_training, stored_as
 from unskip.surgery.reading import Reader, find_blocks, known_families
 from unskip.surgery.signs import decides, meta_input, nonnegative_inputs
+from unskip.surgery.traced import expose
 from unskip.surgery.tracing import ADDITIONS, trace
 
 
@@ -105,12 +109,73 @@ def cost(
     Args:
         model: a residual network.
         method: as in `plainify`.
-        example: a batch of inputs, for its shape; else the input size that the network knows, or an image of 224 px.
+        example: a batch of inputs, for its shape; else the input size that the network knows, or its first layer
+            suggests.
         strict: as in `plainify`.
         options: the options of the method; its `limit` does not count here.
     """
     how = _resolve("cost", model, method, options)
     return _cost(checked_model("cost", model), how, example, strict=strict)
+
+
+def memory_variants(
+    model: nn.Module, example: Tensor | None = None, *, name: str = "network", in_place: bool = True
+) -> MemoryPlans:
+    """Returns the memory plans of what can be shipped of a model, by name, to be printed side by side.
+
+    Of a residual network: itself, what `rm` makes of it, and what `pnnh` does, folded dense and fast. Of one that has
+    no skips: itself folded, dense and, where that is another network, fast. Weights play no part.
+
+    Args:
+        model: a network; its weights may be on the meta device where it is residual and pnnh is not wanted.
+        example: as in `memory_plan`, and so is `in_place`.
+        name: of the network, in the table.
+    """
+    model = checked_model("memory_plan", copied("memory_plan", model).eval())
+    blocks = [_read(block, path, reader, KEEP) for path, block, reader in find_blocks(model)]
+    found: dict[str, MemoryPlan | str] = {}
+
+    def add(label: str, build: Callable[[], nn.Module]) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of lost weights, which are not wanted
+                found[label] = memory_plan(build(), example, in_place=in_place)
+        except ValueError as refusal:
+            found[label] = getattr(refusal, "reason", str(refusal))
+
+    def folded(network: nn.Module, label: str) -> None:
+        forms = {form: stacked(network, fast=form == "fast") for form in ("dense", "fast")}
+        for form, each in forms.items():
+            add(f"{label}, {form}", lambda each=each: each)  # type: ignore[misc]
+        if found[f"{label}, dense"] == found[f"{label}, fast"]:
+            found[label] = found.pop(f"{label}, dense")
+            del found[f"{label}, fast"]
+
+    if not any(isinstance(spec, Unsupported) or spec.skip for spec in blocks):
+        folded(model, name)
+        return MemoryPlans(found)
+    found[name] = memory_plan(model, example, in_place=in_place)
+    add(f"{name}, rm", lambda: _plainify(on_meta(model), resolve_method("rm", {}), example, strict=True))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            plain = plainify(model, "pnnh").eval()
+    except ValueError as refusal:
+        found[f"{name}, pnnh"] = getattr(refusal, "reason", str(refusal))
+    else:
+        folded(plain, f"{name}, pnnh")
+    return MemoryPlans(found)
+
+
+def takes(model: nn.Module, method: str | Method, **options: Any) -> bool:
+    """Whether `plainify` makes this model skip-free by this method, tried on a copy without weights."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _plainify(on_meta(checked_model("plainify", model)), resolve_method(method, options), None, strict=True)
+    except ValueError:
+        return False
+    return True
 
 
 def _cost(model: nn.Module, method: Method, example: Tensor | None, *, strict: bool) -> Cost:
@@ -158,6 +223,7 @@ def _plainify(
     kept: Counter[str] = Counter()
     discarded: list[int] = []  # trained weights, by block
     done: dict[int, nn.Module] = {}  # by id of the old block: a block that is used twice stays one block
+    model = expose(model)
     blocks = [
         (path, block, reader, _read(block, path, reader, attention)) for path, block, reader in find_blocks(model)
     ]

@@ -13,7 +13,6 @@ which takes texts of any length. Without causality positions are the tokens' num
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
