@@ -54,7 +54,9 @@ def test_a_feed_gives_each_piece_once_with_the_next_tokens(file: Path) -> None:
     for x, y in feed.epoch(0):
         assert x.shape == y.shape == (8, 16)
         assert torch.equal(x[:, 1:], y[:, :-1])
-        starts += [text.find("".join(map(chr, [*piece, int(last)]))) for piece, last in zip(x.tolist(), y[:, -1], strict=True)]
+        starts += [
+            text.find("".join(map(chr, [*piece, int(last)]))) for piece, last in zip(x.tolist(), y[:, -1], strict=True)
+        ]
     assert -1 not in starts
     assert len(set(starts)) > 0.9 * len(starts)  # pieces may read alike
     assert len(starts) == feed.steps * 8 > 0.9 * len(text) / 16 - 8

@@ -34,7 +34,7 @@ class GPTBlock(nn.Module):
             )
         )
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = Mlp(width, round(mlp_ratio * width), drop=drop)
+        self.mlp: Any = Mlp(width, round(mlp_ratio * width), drop=drop)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))
