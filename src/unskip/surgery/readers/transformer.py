@@ -69,6 +69,8 @@ class SkipFreeEncoderBlock(SkipFreeBlock, tv.EncoderBlock):
     """torchvision's ViT block."""
 
     self_attention: Any
+    ln_1: Any
+    dropout: Any
 
     def forward(self, input: Tensor) -> Tensor:
         x = self.ln_1(input)
