@@ -171,7 +171,10 @@ class PNNH:
         code = target.code
         if self.pretext != "none" and spec.transition:
             check_strides(spec)
-            make |= {"in_channels": spec.in_features, "limit": first.out_features // 2, "stride": spec.stride}
+            limit = first.out_features // 2
+            if limit < (2 if target.paired else 1):
+                raise _too_narrow(spec)
+            make |= {"in_channels": spec.in_features, "limit": limit, "stride": spec.stride}
             coder, code = bank.take_transition(target, act, **make)
         elif self.pretext != "none":
             coder = bank.take(target, act, **make)
@@ -273,6 +276,8 @@ class PNNH:
             )
         code = self._coder_spec(spec, self._activation(spec)).code if code is None else code
         hidden = widths.get(width, learner_width(spec, code))
+        if hidden < 1:
+            raise _too_narrow(spec)
         if self.uncarried == "1x1" and spec.family != "vanilla":
             raise Unsupported(f"uncarried='1x1' is for blocks of two k x k convolutions, and it is {spec.family}")
         learner = self._sequence(spec.family == "inverted")
@@ -316,6 +321,10 @@ class PNNHPaper(PNNH):
     transition: Transition = "whole"
     signed: Signed = "rectify"
     head_norm: bool | None = False
+
+
+def _too_narrow(spec: BlockSpec) -> Unsupported:
+    return Unsupported(f"its first layer writes {spec.layers[0].out_features} channels, too few for coder and learner")
 
 
 def learner_width(spec: BlockSpec, code: int) -> int:
