@@ -199,6 +199,8 @@ class PNNH:
         if self.pretext != "none" and (stride != 1 or inputs != outputs):
             check_strides(spec)
             limit = min(stage.out_features for stage in _shrinking(spec)) // 2
+            if limit < (2 if target.paired else 1):
+                raise _too_narrow(spec)
             make |= {"in_channels": inputs, "limit": limit, "stride": stride}
             coder, code = bank.take_transition(target, act, **make)
         elif self.pretext != "none":
@@ -337,6 +339,8 @@ class PNNH:
             fan_out = stage.out_features
             if i != last and stage in shrinking:
                 fan_out = widths.get(width, learner_width(family, stage.out_features, code))
+                if fan_out < 1:
+                    raise _too_narrow(spec)
             conv = conv_like(stage, fan_in, fan_out)
             scale = self.scale if i == last else 1.0
             if self.uncarried == "1x1":
@@ -403,6 +407,11 @@ def _shrinking(spec: BlockSpec) -> list[Stage]:
     """The hidden layers that make room for the coder: all but a depthwise convolution of the input itself."""
     inner = [stage for i, stage in enumerate(spec.stages[:-1]) if i > 0 or not stage.depthwise]
     return inner or [*spec.stages[:-1]]
+
+
+def _too_narrow(spec: BlockSpec) -> Unsupported:
+    width = min(stage.out_features for stage in _shrinking(spec))
+    return Unsupported(f"its narrowest layer writes {width} channels, too few for coder and learner")
 
 
 def learner_width(family: str, width: int, code: int) -> int:

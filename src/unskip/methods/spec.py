@@ -20,7 +20,7 @@ from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip._core.layers import behaves_as, conv_settings, layer_with
+from unskip._core.layers import behaves_as, conv_settings, inherits, inherits_from, known_class, layer_with
 from unskip._core.modules import square
 from unskip.methods.attention.self_attention import AttentionSpec
 from unskip.methods.pieces import Permute, Scale, Shift, Transpose
@@ -134,7 +134,7 @@ class BlockSpec:
         for module in self.branch:
             if isinstance(module, NO_OPS):
                 continue
-            if type(module) in (nn.Conv2d, nn.Linear):
+            if inherits_from(module, nn.Conv2d, nn.Linear):
                 assert isinstance(module, nn.Conv2d | nn.Linear)
                 layers.append(BranchLayer(module, None, None, 0.0))
                 continue
@@ -296,10 +296,11 @@ def describe(module: nn.Module) -> str:
 
 
 def is_activation(module: nn.Module) -> bool:
-    """The activations of torch.nn and timm that act on each number alone."""
-    known = type(module).__module__.startswith(("torch.nn.modules.activation", "timm.layers.activations"))
+    """The activations of torch.nn and timm that act on each number alone, and subclasses that change nothing."""
+    known = known_class(module)
+    listed = known.__module__.startswith(("torch.nn.modules.activation", "timm.layers.activations"))
     across = (nn.MultiheadAttention, nn.GLU, nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin)
-    return known and not isinstance(module, across)
+    return listed and inherits(type(module), known) and not isinstance(module, across)
 
 
 def is_batch_norm(module: nn.Module) -> bool:
