@@ -95,10 +95,11 @@ class WindowedAttention(nn.Module):
 class RelativePositions(nn.Module):
     """Swin's bias of relative positions, (1, heads, T, T)."""
 
+    index: Tensor
+
     def __init__(self, attention: swin.WindowAttention) -> None:
         super().__init__()
         self.tokens = attention.window_area
-        self.index: Tensor
         self.table = attention.relative_position_bias_table
         self.register_buffer("index", attention.relative_position_index.flatten())
 
