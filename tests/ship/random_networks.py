@@ -17,7 +17,7 @@ from torch.nn.modules import module as global_hooks
 from torch.nn.utils import parametrize
 
 from unskip.methods import BlockSpec
-from unskip.models.cifar import PadShortcut
+from unskip.methods.pieces import PadShortcut
 from unskip.surgery import register_reader
 
 ACTS = {

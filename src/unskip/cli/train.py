@@ -62,3 +62,5 @@ def train(
         sys.exit(STOPPED if isinstance(ended, TrainingInterrupted) else DIVERGED)
     if is_main():
         print(result)
+        if result.sample:
+            print(f"\n{result.sample}")

@@ -22,7 +22,7 @@ from unskip.io.network_file import MALFORMED, WEIGHTS_ALONE, build_registered, c
 from unskip.io.torch_file import FORMAT, read_torch_file
 from unskip.methods import resolve_method
 from unskip.models import ENTRIES
-from unskip.models.build import NetworkConfig, build_network, import_object
+from unskip.models.build import NetworkConfig, build_network, import_object, split_options
 from unskip.models.weights import names_with_weights
 from unskip.surgery import UnsupportedBlockError, plainify
 from unskip.surgery.cost import guessed_shape
@@ -59,9 +59,10 @@ def load(
 
     Args:
         spec: a name of `unskip models` or of timm (also `timm:NAME`), `torchvision:NAME`, each also with options
-            (`resnet20:num_classes=100`); the folder of a run of `unskip train`, with the weights that were tested; its
-            checkpoint.pt; a network file of `unskip plainify` or `unskip fold`, or weights of the package
-            (.safetensors); or `package.module:function`, which is imported and called. Files run no code.
+            (`resnet20:num_classes=100`, `resnet34:method=pnnh,channels=[48,96,192,384]`); the folder of a run of
+            `unskip train`, with the weights that were tested; its checkpoint.pt; a network file of `unskip plainify` or
+            `unskip fold`, or weights of the package (.safetensors); or `package.module:function`, which is imported and
+            called. Files run no code.
         method: makes the network skip-free with this method.
         weights: a file with a state dict for it: .safetensors, or what torch.save wrote (`weights_only=True`).
         pretrained: takes the trained weights that a name has, the package's or timm's.
@@ -232,36 +233,6 @@ def _from_spec(
 
 
 # ---------------------------------------------------------------- names and functions
-
-
-def is_name(word: str) -> bool:
-    return word in ENTRIES or timm.is_model(word.removeprefix("timm:")) or word.startswith("torchvision:")
-
-
-def split_options(model_spec: str, command: str = "") -> tuple[str, dict[str, Any]]:
-    """`resnet20:num_classes=100,in_chans=1` as the name and a dict of its options."""
-    name, colon, rest = model_spec.rpartition(":")
-    if not colon or not ("=" in rest or (is_name(name) and not is_name(model_spec))):
-        return model_spec, {}
-    options: dict[str, Any] = {}
-    for pair in rest.split(","):
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise ValueError(
-                f"{command}: {pair!r} in {model_spec!r} must be option=value, for instance num_classes=10."
-            )
-        options[key] = _value(value)
-    return name, options
-
-
-def _value(text: str) -> Any:
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(text)
-    return text
 
 
 def _built(name: str, options: dict[str, Any], pretrained: bool, command: str) -> nn.Module:

@@ -23,6 +23,7 @@ from unskip.coders import FORMS, PRETEXTS, CoderBank, CoderSpec, act_name, odd_p
 from unskip.kernels import use_fast_layers
 from unskip.kernels.depthwise import JoinedSequential
 from unskip.methods import fused
+from unskip.methods.gated import build_gated, is_gated
 from unskip.methods.lean import LeanInverted, LeanSequential
 from unskip.methods.partial import PartialConv2d
 from unskip.methods.plain import Plain, PlainBlock
@@ -128,12 +129,15 @@ class PNNH:
     """
 
     ratio: float = 0.5  # C_B / C (C_B / C_low in bottlenecks), above 0 and at most 1/2
-    pretext: str = "auto"  # what the coder is; auto: group_average in CNNs, fitted on normal inputs in an MLP
+    pretext: str = "auto"  # what the coder is; auto: group_average in CNNs, fitted in MLPs, the identity beside skip-free attention
     norm: Norm = "first"  # norms of the learner: after W_1 only (Appendix D), or after the last convolution too
     scale: float = 0.3  # of the last layer at initialisation, relative to He's
     transition: Transition = "coded"  # transitions with a coder of their own, or whole without one
     signed: Signed = "paired"  # blocks with linear output (MobileNet-V2): carry x+ and x-, or put σ after the sum
     uncarried: Uncarried = "kxk"  # taps for the channels that pretext="identity" does not carry: all, or the centre
+    linear_start: bool | None = (
+        None  # MLP learners pass on uncarried channels at first; None: beside skip-free attention
+    )
     hidden: Mapping[int, int] | None = None  # width of the learner by that of the block, {48: 8}; None: H - C_B
     head_norm: bool | None = None  # a norm before pooling; None: unless a norm follows the last block anyway
     block: BlockForm = "auto"  # plain: the formula; fast: no matrices; lean: less memory; auto: fast (MobileNet: lean)
@@ -159,6 +163,8 @@ class PNNH:
             raise ValueError(f"pnnh: scale={self.scale} must not be negative; 1 is He's initialisation.")
 
     def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
+        if is_gated(spec):
+            return build_gated(spec, self.ratio, self.scale, self.hidden)
         if not spec.skip and not self._expressible(spec):
             return self._whole(spec, bank)
         if spec.transition and self.transition == "whole":
@@ -235,6 +241,8 @@ class PNNH:
             # LayerNorm brings the inputs of an MLP to the distribution that a coder can be fitted on. In a CNN they
             # have any scale, which a closed form passes on whatever it is.
             pretext = "normal" if spec.family == "mlp" and not isinstance(act, RECTIFIERS) else "group_average"
+            if spec.attention is not None and odd_part_is_identity(act, depth):  # an exact one, however deep
+                pretext = "identity"
         paired = signed and pretext in FORMS
         if paired and not odd_part_is_identity(act, depth):
             raise Unsupported(
@@ -245,7 +253,9 @@ class PNNH:
             raise Unsupported(f"{type(act).__name__} changes positive values, so pretext={pretext!r} carries nothing")
         base = first.out_features if spec.family in ("vanilla", "bottleneck") else spec.out_features
         code = max(2 if paired else 1, round(self.ratio * base))
-        if code >= spec.out_features:
+        if paired and spec.family == "mlp":  # its hidden layer has room for both signs of C_B channels
+            code = 2 * round(self.ratio * base)
+        elif code >= spec.out_features:
             raise Unsupported(
                 f"its coder would carry {code} channels, not fewer than its {spec.out_features}; a smaller ratio does"
             )
@@ -295,6 +305,8 @@ class PNNH:
                 learner.add_module(f"act{i + 1}", copy.deepcopy(layer.act))
             if layer.drop:
                 learner.add_module(f"drop{i + 1}", nn.Dropout(layer.drop))
+        if self.linear_start or (self.linear_start is None and spec.attention is not None and code is not None):
+            start_linear(learner, self._coder_spec(spec, self._activation(spec)))
         return learner
 
     def _sequence(self, inverted: bool) -> nn.Sequential:
@@ -304,6 +316,28 @@ class PNNH:
         if inverted and self.block != "plain":
             return LeanInverted() if self.block == "auto" else JoinedSequential()
         return nn.Sequential()
+
+
+@torch.no_grad()
+def start_linear(learner: nn.Sequential, coder: CoderSpec) -> None:
+    """Lets the learner of an MLP start as x ↦ x on the channels that the coder does not carry.
+
+        Qᵀ (σ(Q x) - σ(-Q x)) = x, where σ(z) - σ(-z) = z      Q orthogonal
+
+    A start as in Looks Linear networks (Balduzzi et al. 2017, arXiv:1702.08591, section 4.1), all of it trained.
+    Without it random features of width C - C_B follow each other, layer by layer, and each loses a part of the tokens.
+    """
+    first, last = learner.conv1, learner.get_submodule("conv2")
+    if not (coder.paired and coder.pretext == "identity" and isinstance(first, nn.Linear)):
+        raise Unsupported("linear_start is for MLPs whose coder is the identity of both signs; leave it out")
+    assert isinstance(last, nn.Linear)
+    carried = coder.code // 2
+    n = min(coder.channels - carried, first.out_features // 2)
+    Q = nn.init.orthogonal_(torch.empty_like(first.weight[:n, carried : carried + n]))
+    for layer in (first.weight[: 2 * n], last.weight[:, : 2 * n]):
+        layer.zero_()
+    first.weight[: 2 * n, carried : carried + n] = torch.cat([Q, -Q])
+    last.weight[carried : carried + n, : 2 * n] = torch.cat([Q, -Q]).T
 
 
 @register_method("pnnh_paper")

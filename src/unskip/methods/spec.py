@@ -9,6 +9,7 @@ widths, strides, the sign of what it reads) is derived from them here, so that a
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 
 from unskip._core.layers import behaves_as, conv_settings, layer_with
 from unskip._core.modules import square
+from unskip.methods.attention.self_attention import AttentionSpec
 
 Conv = nn.Conv2d | nn.Linear
 
@@ -79,7 +81,9 @@ class BlockSpec:
     shortcut: nn.Module | None = None  # None: the identity; else the projection
     skip: bool = True  # False: the block has no skip connection (MobileNet-V2 where the width changes)
     out_act: nn.Module | None = None  # the activation after the addition
+    projects_input: bool = False  # the projection reads x itself, and not pre(x)
     kept: tuple[str, ...] = ()  # skips of this block that no method removes, by name ('attention')
+    attention: Callable[[], AttentionSpec] | None = None  # reads the block's attention, to be made skip-free too
     nonnegative: bool = False  # proven that the block reads nothing negative; set by `plainify` for exact methods
 
     @cached_property

@@ -1,6 +1,6 @@
 """Networks by name. Importing this package registers them, with timm too."""
 
-from unskip.models import named, plainnet, seqnet, simplified  # noqa: F401 - registers the names
+from unskip.models import gpt, named, plainnet, seqnet, simplified  # noqa: F401 - registers the names
 from unskip.models.about import OTHERS, About, Other, about, list_models
 from unskip.models.equivalence import to_plain, to_residual
 from unskip.models.registry import ENTRIES, Entry, create_model

@@ -66,7 +66,7 @@ def about(name: str) -> About:
     with torch.device("meta"):
         model = entry.build().eval()
         with FlopCounterMode(display=False) as flops, torch.no_grad():
-            model(torch.empty(1, *entry.input_size))
+            model(entry.example() if isinstance(entry, Entry) else torch.empty(1, *entry.input_size))
     return About(
         name=name,
         trained=sum(p.numel() for p in model.parameters() if p.requires_grad),

@@ -5,17 +5,20 @@ chooses. `allow_import=True`, for what the user has written or typed, also takes
 """
 
 import importlib
+import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
+import timm
 import torchvision
 from torch import Tensor, nn
 
 from unskip._core.config import Section
 from unskip._core.text import nearest
-from unskip.models.registry import create_model
+from unskip.models.registry import ENTRIES, create_model
 from unskip.surgery import plainify
 
 # Options of timm's and torchvision's networks that read other files
@@ -27,7 +30,8 @@ LOADING |= {"weights", "weights_backbone"}
 class NetworkConfig(Section):
     """Which network is built. Its text is a short name: `resnet20`, or `resnet20, pnnh` with a method."""
 
-    model: str = "pnnh_resnet56"  # a name of `unskip models` or timm, torchvision:NAME, or package.module:function
+    model: str = "pnnh_resnet56"  # a name of `unskip models` or timm, torchvision:NAME, or package.module:function; a
+    # name may have options, NAME:option=value,..., which go into `options`
     method: str = ""  # plainify the network with this method; '' leaves it as it is
     options: dict[str, Any] = field(default_factory=dict)  # of the network or, where `method` is set, of the method
     pretrained: bool = False  # start from the trained weights that the name has: the package's, timm's, torchvision's
@@ -35,6 +39,14 @@ class NetworkConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        name, options = split_options(self.model, "recipe")
+        if options and self.method:
+            raise ValueError(
+                f"recipe: model={self.model!r} has options and method={self.method!r} stands beside it; say "
+                f"{name}:method={self.method},... with the options of both."
+            )
+        object.__setattr__(self, "model", name)
+        object.__setattr__(self, "options", {**self.options, **options})
         for option, value in self.options.items():
             if value is None:
                 raise ValueError(
@@ -48,6 +60,40 @@ class NetworkConfig(Section):
 
     def __str__(self) -> str:
         return f"{self.model}, {self.method}" if self.method else self.model
+
+
+def is_name(word: str) -> bool:
+    return word in ENTRIES or timm.is_model(word.removeprefix("timm:")) or word.startswith("torchvision:")
+
+
+def split_options(model_spec: str, command: str = "") -> tuple[str, dict[str, Any]]:
+    """`resnet20:num_classes=100,widths=[12,24,48]` as the name and a dict of its options. Lists are as in TOML."""
+    name, colon, rest = model_spec.partition(":")
+    if name in ("timm", "torchvision"):
+        more, colon, rest = rest.partition(":")
+        name = f"{name}:{more}"
+    if not colon or not ("=" in rest or (is_name(name) and not is_name(model_spec))):
+        return model_spec, {}
+    options: dict[str, Any] = {}
+    for pair in re.split(r",(?![^\[{]*[\]}])", rest):  # at commas outside of brackets
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ValueError(
+                f"{command}: {pair!r} in {model_spec!r} must be option=value, for instance num_classes=10."
+            )
+        options[key] = _value(value)
+    return name, options
+
+
+def _value(text: str) -> Any:
+    """A value as TOML has it; words and what is no TOML are text."""
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def build_network(config: NetworkConfig, *, num_classes: int, in_chans: int, allow_import: bool = False) -> nn.Module:
@@ -65,7 +111,9 @@ def build_network(config: NetworkConfig, *, num_classes: int, in_chans: int, all
     if not allow_import:
         check_harmless(config)
     if not colon:
-        network = create_model(config.model, **sizes, **({"pretrained": True} if config.pretrained else {}), **options)
+        if config.pretrained:
+            options["pretrained"] = True
+        network = create_model(config.model, **sizes, **options)
     elif package == "torchvision":
         network = _torchvision(name, options, **sizes)
         if config.pretrained:

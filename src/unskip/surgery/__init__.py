@@ -2,7 +2,7 @@
 
 from unskip.surgery.cost import Cost, Size, memory_plan
 from unskip.surgery.memory import MemoryPlan, MemoryPlans
-from unskip.surgery.plainify import Surgery, UnsupportedBlockError, cost, memory_variants, plainify
+from unskip.surgery.plainify import Surgery, UnsupportedBlockError, cost, memory_variants, plainify, takes
 from unskip.surgery.reading import Reader, find_blocks, known_families, register_reader
 
 __all__ = [
@@ -20,4 +20,5 @@ __all__ = [
     "memory_variants",
     "plainify",
     "register_reader",
+    "takes",
 ]  # fmt: skip

@@ -51,6 +51,7 @@ class Display:
     def epoch(self, row: dict[str, Any]) -> None:
         """One line for a finished epoch; it stays, above the bar."""
         val = f", validation error {row['val_error']:.2f} %" if "val_error" in row else ""
+        val = f", validation loss {row['val_loss']:.4f}{val}" if "perplexity" in row else val
         self.say(
             f"epoch {row['epoch']}/{self.epochs}, update {row['step']}: loss {row['loss']:.4f}, "
             f"error {row['error']:.2f} %{val}, {row['images_per_s']:,.0f} images/s",

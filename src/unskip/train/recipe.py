@@ -35,10 +35,12 @@ class OptimizerConfig(Section):
 
     loss: Loss = "cross_entropy"  # binary: a sigmoid and a yes or no for each class (timm's BCE)
     smoothing: BelowOne = 0.0  # of labels
-    optimizer: str = "sgd"  # any name of timm.optim
+    optimizer: str = "sgd"  # any name of timm.optim; muon: for hidden matrices, and AdamW for the rest
     lr: Positive[float] = 0.1  # peak learning rate, for the whole batch
-    momentum: BelowOne = 0.9  # of SGD; the first beta of Adam's family
-    nesterov: bool = False  # Nesterov's momentum, for SGD
+    momentum: BelowOne = 0.9  # of SGD and Muon; the first beta of Adam's family
+    beta2: BelowOne = 0.999  # the second beta of Adam's family, also of AdamW beside Muon
+    eps: Positive[float] = 1e-8  # Adam's and AdamW's, added to the root of the second moment
+    nesterov: bool = False  # Nesterov's momentum, for SGD and Muon
     weight_decay: NonNegative[float] = 5e-4  # not on norms and biases, unless decay_all
     decay_all: bool = False  # norms and biases decay too, as in the papers' CIFAR recipes
     lr_scales: dict[str, NonNegative[float]] = field(default_factory=dict)  # factors on it by parameter name; 0 freezes
@@ -80,7 +82,9 @@ class RunConfig(Section):
     sync_bn: bool = False  # batch statistics over all GPUs
     deterministic: bool = False  # the same losses twice, also on a GPU
     seed: NonNegative[int] = 0  # of weights, order and augmentation; the validation split is the same for all seeds
-    keep: Literal["last", "best"] = "last"  # the weights that are tested at the end: the last or the best on validation
+    keep: Literal["last", "best"] = (
+        "last"  # the weights that are tested at the end: the last or the best on validation (of a text by loss)
+    )
     recalibrate_batchnorm: NonNegative[int] = 0  # training images, as one batch, for BatchNorm at the end; 0: off
     save_steps: Free[NonNegative[int]] = 0  # updates between checkpoints, besides the end of each epoch
     save_seconds: Free[NonNegative[float]] = 0.0  # at least so long between checkpoints at the ends of epochs
