@@ -11,6 +11,12 @@ from unskip.cli.options import Force, InputSize, Network, NumClasses, Pretrained
 def export(
     network: Network,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file: .onnx or .pt2.")],
+    method: Annotated[
+        str, typer.Option(help="Remove its skips first, by a method that keeps its function: rm.", show_default="none")
+    ] = "",
+    keep_skips: Annotated[
+        bool, typer.Option("--keep-skips", help="Write a network with skip connections as it is.")
+    ] = False,
     fold: Annotated[
         str, typer.Option(help="Fold it first: dense, fast, no; auto is dense wherever it can be folded.")
     ] = "auto",
@@ -49,5 +55,7 @@ def export(
     from unskip.io.shipping import export_to_file, int8_of
 
     how = int8_of(int8, calibrate, inputs=calibration_images, bits=bits, limit=limit)
-    words, written = export_to_file(source, out, form=fold, opset=opset, int8=how, force=force)  # type: ignore[arg-type]
+    words, written = export_to_file(
+        source, out, method=method, keep_skips=keep_skips, form=fold, opset=opset, int8=how, force=force,  # type: ignore[arg-type]
+    )  # fmt: skip
     print(f"{words}\n{written}")
