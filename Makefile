@@ -31,7 +31,7 @@ test-oldest: $(OLDEST)/.ready  ## a part of the quick suite with the oldest vers
 	$(OLDEST)/bin/pytest -n auto -m "not full and not deep" tests/surgery tests/methods
 
 # Whatever is not installed would be skipped, so it is imported first.
-test-targets: $(TARGETS:%=.venv-targets-%/.ready)  ## every device's tool chain, in environments of 6 GB each; no part of .ci/run
+test-targets: $(TARGETS:%=.venv-targets-%/.ready)  ## devices' tool chains, in environments of up to 6 GB each; no part of .ci/run
 	$(foreach t,$(TARGETS),.venv-targets-$(t)/bin/python -c 'import $(IMPORT_$(t))' && \
 	  .venv-targets-$(t)/bin/python -m pytest -m targets -rs tests/targets &&) true
 

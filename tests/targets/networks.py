@@ -85,33 +85,27 @@ def mlperf_resnet8() -> nn.Module:
     return nn.Sequential(stem, norm(0), nn.ReLU(), *blocks, nn.AvgPool2d(8), nn.Flatten(), head).eval()
 
 
-class BothSides(PadShortcut):
-    """akamaster's option A: zeros on both sides of the channels."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        half = self.extra // 2
-        return nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, half, half))
-
-    def mixing(self, channels: int) -> Tensor:
-        half = self.extra // 2
-        matrix = torch.zeros(channels + self.extra, channels, dtype=torch.float64)
-        matrix[half : half + channels] = torch.eye(channels, dtype=torch.float64)
-        return matrix
-
-
 def akamaster_resnet20() -> nn.Module:
-    """The trained ResNet-20 for CIFAR-10 of akamaster/pytorch_resnet_cifar10."""
+    """The trained ResNet-20 for CIFAR-10 of akamaster/pytorch_resnet_cifar10.
+
+    Its option-A shortcuts, zeros on both sides of the channels, are the 1 x 1 projections that they amount to.
+    """
     from safetensors.torch import load_file
 
     network = cifar_resnet(20, num_classes=10)
     for module in network.modules():
-        if isinstance(getattr(module, "shortcut", None), PadShortcut):
-            module.shortcut = BothSides(module.shortcut.stride, module.shortcut.extra)
+        if isinstance(shortcut := getattr(module, "shortcut", None), PadShortcut):
+            channels = module.conv1.in_channels
+            projection = nn.Conv2d(channels, 2 * channels, 1, shortcut.stride, bias=False)
+            with torch.no_grad():
+                projection.weight.zero_()
+                projection.weight[channels // 2 : channels // 2 + channels, :, 0, 0] = torch.eye(channels)
+            module.shortcut = projection
     stored = load_file(shared("trained/akamaster_resnet20.safetensors"))
     weights = {name.replace("linear", "fc"): value for name, value in stored.items()}
     left = network.load_state_dict(weights, strict=False)
     assert not left.unexpected_keys
-    assert all("num_batches" in name for name in left.missing_keys)
+    assert all("num_batches" in name or "shortcut" in name for name in left.missing_keys)
     return network.eval()
 
 

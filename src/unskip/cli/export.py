@@ -10,7 +10,11 @@ from unskip.cli.options import Force, InputSize, Network, NumClasses, Pretrained
 
 def export(
     network: Network,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file: .onnx or .pt2.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file: .onnx, .pt2, or what the target writes.")],
+    target: Annotated[
+        str | None,
+        typer.Option(help="A device's tool chain: hls4ml (-o FOLDER), qonnx, tflite, executorch; docs/targets.md."),
+    ] = None,
     method: Annotated[
         str, typer.Option(help="Remove its skips first, by a method that keeps its function: rm.", show_default="none")
     ] = "",
@@ -23,7 +27,7 @@ def export(
     opset: Annotated[
         int | None, typer.Option(help="Version of ONNX's operators.", show_default="18", min=7, max=99)
     ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="Write ONNX in 8 bits; needs --calibrate.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Write ONNX or TFLite in 8 bits; needs --calibrate.")] = False,
     calibrate: Annotated[
         str | None,
         typer.Option(
@@ -36,7 +40,9 @@ def export(
     ] = 512,
     bits: Annotated[
         int,
-        typer.Option(help="Bits of the weights: 7 is safe on every CPU; 8 for VNNI, ARM, accelerators.", min=7, max=8),
+        typer.Option(
+            help="Bits of the weights in ONNX: 7 is safe on every CPU; 8 for VNNI, ARM, accelerators.", min=7, max=8
+        ),
     ] = 7,
     limit: Annotated[float, typer.Option(help="Points of accuracy that INT8 may lose.", min=0, max=100)] = 0.5,
     weights: Weights = None,
@@ -46,7 +52,7 @@ def export(
     seed: Seed = 0,
     force: Force = False,
 ) -> None:
-    """Writes a network as ONNX or torch.export, runs the file on fresh inputs, and prints how far the two agree.
+    """Writes a network as ONNX, torch.export or for a device, runs the file on fresh inputs, and prints how far the two agree.
 
     Exit codes: 0 done; 2 an argument is wrong, or the file is not the network's function, or INT8 loses
     more than the limit, and nothing was written.
@@ -56,6 +62,6 @@ def export(
 
     how = int8_of(int8, calibrate, inputs=calibration_images, bits=bits, limit=limit)
     words, written = export_to_file(
-        source, out, method=method, keep_skips=keep_skips, form=fold, opset=opset, int8=how, force=force,  # type: ignore[arg-type]
+        source, out, method=method, keep_skips=keep_skips, form=fold, target=target, opset=opset, int8=how, force=force,  # type: ignore[arg-type]
     )  # fmt: skip
     print(f"{words}\n{written}")

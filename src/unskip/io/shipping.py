@@ -24,6 +24,7 @@ from unskip.ship import Exported, Quantized, convert, export, fold, quantize
 from unskip.ship.export import OPSET
 from unskip.ship.fold import Form, Refusal, blocks_with_skips
 from unskip.ship.int8 import LIMIT, Bits
+from unskip.ship.targets import Target, Tflite
 from unskip.surgery import (
     Cost,
     MemoryPlan,
@@ -241,6 +242,7 @@ def export_to_file(
     method: str = "",
     keep_skips: bool = False,
     form: FoldFirst = "auto",
+    target: str | None = None,
     opset: int | None = None,
     int8: Int8 | None = None,
     force: bool = False,
@@ -249,16 +251,19 @@ def export_to_file(
 
     Args:
         source: the network.
-        out: the file, `.onnx` or `.pt2`.
+        out: the file, `.onnx` or `.pt2`, or what the target's tools write.
         method: an exact one, by which skips are removed first.
         keep_skips: whether a network with skips may be written; else it is an error.
         form: how it is folded first; 'auto' is dense where it can be folded.
+        target: a device's tool chain, of `unskip.ship.targets.TARGETS`.
         opset: of ONNX, `unskip.ship.export.OPSET` unless given.
         int8: makes it a file in 8 bits.
         force: whether a file that is there may be replaced.
     """
     if form not in get_args(FoldFirst):
         raise ValueError(f"export: --fold {form!r} must be {', '.join(get_args(FoldFirst))}.")
+    if int8 is not None and target not in (None, "onnx", "tflite"):
+        raise ValueError(f"export: --int8 is for ONNX and for --target tflite, and not for --target {target}.")
     opset = OPSET if opset is None else opset
     check_free(out, command="export", argument="--out", force=force, overwrite="--force")
     loaded = given = _without_skips(source.load("export"), method, keep_skips)
@@ -273,9 +278,17 @@ def export_to_file(
     if loaded is not given:
         before, after = (sum(p.numel() for p in s.model.parameters()) for s in (given, loaded))
         words = f"{loaded.name}: {before:,} parameters before, {after:,} now"
-    if int8 is None:
-        return words, export(loaded.model, out, example=example_for(loaded), opset=opset, force=force)
-    calibrate, test, metadata = _prepared(loaded, int8)
+    device: str | Target | None = target
+    metadata = None
+    if int8 is not None:
+        calibrate, test, metadata = _prepared(loaded, int8)
+        if target == "tflite":
+            device = Tflite(calibrate=calibrate, test=test, limit=int8.limit)
+    if int8 is None or isinstance(device, Tflite):
+        example = example_for(loaded)
+        return words, export(
+            loaded.model, out, example=example, target=device, opset=opset, metadata=metadata, force=force
+        )
     quantized = quantize(
         loaded.model, out, calibrate=calibrate, test=test, bits=int8.bits, limit=int8.limit, opset=opset,
         metadata=metadata, force=force,

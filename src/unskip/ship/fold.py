@@ -90,7 +90,7 @@ def fold(model: nn.Module, form: Form = "dense", *, example: Tensor | None = Non
             raise Refusal(path, f"({kind}) depends on its input when the network runs, so no layer can absorb it.")
 
     fast = form == "fast"
-    folded = stacked(original, fast=fast, dense=_read_by_norms(original, x) if fast else ())
+    folded = stacked(original, fast=fast, dense=_read_by_norms(original, x) if fast else (), command="fold")
     if not transformer:
         folded = _without_chance(folded)
     folded = absorb_norms(folded, x)

@@ -29,12 +29,11 @@ from torchvision.ops import StochasticDepth
 from unskip._core.errors import reason
 from unskip._core.layers import altered, inherits
 from unskip.methods.pieces import PadShortcut, Permute, Residual, Scale, Shift, Transpose
-from unskip.methods.spec import NO_OPS, NORMS, BlockSpec, Unsupported, is_activation
+from unskip.methods.spec import LAYERS, NO_OPS, NORMS, BlockSpec, Unsupported, is_activation
 from unskip.surgery.verify import difference
 
 EXACT = 1e-9  # relative, in float64
-LIBRARIES = tuple(os.path.dirname(m.__file__) for m in (torch, fx)) + (os.path.dirname(os.path.dirname(__file__)),)
-LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+LIBRARIES = tuple(os.path.dirname(str(file)) for file in (torch.__file__, os.path.dirname(__file__)))
 
 SIGNS = ("+", "+=", "-", "-=")
 ADD = {"add", "iadd", "sub", "isub"}

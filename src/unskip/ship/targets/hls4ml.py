@@ -98,7 +98,6 @@ class Hls4ml(Target):
                 if layer.padding_mode != "zeros" or isinstance(layer.padding, str) or set(layer.dilation) != {1}:
                     raise refuse(self.name, name, "hls4ml takes zero padding, given in pixels, and no dilation")
         if not job.path.suffix:
-            _check_folder(job.path)
             _refuse_overflow(job, self)
 
     def make(self, job: Job) -> HlsProject:
@@ -137,8 +136,6 @@ class Hls4ml(Target):
             config = project / CONFIG
             config.write_text(config.read_text().replace(str(project), str(job.path)))
             size = sum(file.stat().st_size for file in project.rglob("*") if file.is_file())
-            if job.path.exists():
-                shutil.rmtree(job.path)
             os.replace(project, job.path)
         return job.result(
             HlsProject, format="hls4ml", target=self.name, error=error, bytes=size, notes=notes, same=same,
@@ -184,11 +181,6 @@ class Hls4ml(Target):
             return torch.from_numpy(y).reshape(len(x), -1)
 
         return run, facts
-
-
-def _check_folder(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise ValueError(f"export: the folder {str(path.parent)!r} of path does not exist. Make it first.")
 
 
 @contextlib.contextmanager

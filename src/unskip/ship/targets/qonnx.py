@@ -5,13 +5,15 @@ Where qonnx is installed, its own executor runs the file too.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from typing import ClassVar
+from unittest.mock import patch
 
 import torch
 
-from unskip.ship.export import INPUT, OUTPUT, Run, quiet
-from unskip.ship.targets.target import ExportedFor, Job, Target, importable
+from unskip.ship.export import INPUT, OUTPUT, Run
+from unskip.ship.targets.target import IR_VERSION, ExportedFor, Job, Target, importable
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,10 +40,17 @@ class Qonnx(Target):
 
 
 def _runner(data: bytes) -> Run:
+    """What a model computes, by qonnx's executor."""
     import onnx
     from qonnx.core.modelwrapper import ModelWrapper
     from qonnx.core.onnx_exec import execute_onnx
 
     model = ModelWrapper(onnx.load_from_string(data))
-    with quiet():
-        return lambda x: torch.from_numpy(execute_onnx(model, {INPUT: x.numpy()})[OUTPUT])
+    # It runs each node as a model of its own, of onnx's newest IR version, which onnxruntime may not know yet.
+    make = partial(onnx.helper.make_model, ir_version=IR_VERSION)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        with patch.object(onnx.helper, "make_model", make):
+            return torch.from_numpy(execute_onnx(model, {INPUT: x.numpy()})[OUTPUT])
+
+    return run

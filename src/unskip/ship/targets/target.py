@@ -154,8 +154,9 @@ def export_to(
         need_onnx("export")
     else:
         target.need()
-    if suffix:
-        check_free(path, command="export", argument="path", force=force, overwrite="force=True")
+    if not suffix and path.exists():
+        raise ValueError(f"export: {str(path)!r} is there already, and a folder is not replaced; choose another path.")
+    check_free(path, command="export", argument="path", force=force, overwrite="force=True")
     about = describe(model, example, metadata) | {"target": target.name}
     about["input"] = about["input"].replace("batch", "1", 1)
     job = Job(
