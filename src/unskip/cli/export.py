@@ -52,7 +52,7 @@ def export(
     seed: Seed = 0,
     force: Force = False,
 ) -> None:
-    """Writes a network as ONNX, torch.export or for a device, runs the file on fresh inputs, and prints how far the two agree.
+    """Writes a network as ONNX, torch.export or for a device, runs the file, and prints how far the two agree.
 
     Exit codes: 0 done; 2 an argument is wrong, or the file is not the network's function, or INT8 loses
     more than the limit, and nothing was written.
