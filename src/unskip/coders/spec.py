@@ -22,10 +22,10 @@ class CoderSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.code < self.channels:
+        if not 1 <= self.code < self.channels * (1 + self.paired):
             raise ValueError(
-                f"CoderSpec: code={self.code} must be at least 1 and less than channels={self.channels}; "
-                "a coder carries fewer channels than it reads."
+                f"CoderSpec: code={self.code} must be at least 1 and less than channels={self.channels}, or twice that "
+                "where it carries x+ and x-; a coder carries fewer channels than it reads."
             )
         if self.paired and self.code % 2:
             raise ValueError(f"CoderSpec: a paired coder carries x+ and x-, so code={self.code} must be even.")

@@ -70,6 +70,10 @@ def make_feed(
             f"recipe: batch={batch} is {each} images for each of {partition.world} processes, and mixup and cutmix "
             f"pair them; use a multiple of {2 * partition.world}."
         )
+    if data.vocabulary:
+        if config.mixes or config.crop != "none" or config.flip or config.erase or config.repeats > 1:
+            raise ValueError("recipe: crop, flip, erase, mixup, cutmix and repeats are for images, and this is a text.")
+        return TextFeed(data, config, batch, seed, smoothing, False, device, dtype, partition)
     if len(data.train) < batch:
         raise ValueError(f"recipe: batch={batch} is larger than the training set ({len(data.train)} images); lower it.")
     by_image = config.crop == "resized" or config.color_jitter or config.rand_augment
@@ -144,12 +148,17 @@ class Feed(ABC):
 
         Each process sees equally many batches, as FSDP needs; what fills up the last ones has weight 0.
         """
+        count = self.count(split)
         per_batch = max(4 * self.batch, MAX_PIXELS // self.data.image_size**2)
-        size = max(1, min(len(split), per_batch) // self.partition.world)
-        each = -(-len(split) // self.partition.world)
+        size = max(1, min(count, per_batch) // self.partition.world)
+        each = -(-count // self.partition.world)
         mine = torch.arange(self.partition.rank * each, (self.partition.rank + 1) * each)
         for at, (x, y) in zip(mine.split(size), self.plain_batches(split, mine.split(size)), strict=True):
-            yield x, y, (at < len(split)).to(self.device, self.dtype)
+            yield x, y, (at < count).to(self.device, self.dtype)
+
+    def count(self, split: Split) -> int:
+        """How many inputs a split has."""
+        return len(split)
 
     @abstractmethod
     def plain_batches(self, split: Split, parts: tuple[Tensor, ...]) -> Iterator[Batch]:
@@ -244,6 +253,45 @@ class DeviceFeed(Feed):
         for part in parts:
             at = part.clamp(max=len(split) - 1).to(self.device)
             yield self.normalise(images[at].permute(0, 3, 1, 2)), labels[at]
+
+
+class TextFeed(Feed):
+    """A text on the device, cut into pieces of `context` tokens; an epoch draws where the first begins, and the order.
+
+    Labels are the tokens behind those of the input, one for each.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.steps = self.count(self.data.train) // self.batch
+        if not self.steps:
+            raise ValueError(
+                f"recipe: batch={self.batch} is larger than the training text, {self.count(self.data.train)} pieces of "
+                f"{self.data.image_size} tokens; lower batch or context."
+            )
+        parts = [part for part in (self.data.train, self.data.val, self.data.test) if part is not None]
+        self.tokens = {id(part): part.labels.to(self.device) for part in parts}
+
+    def count(self, split: Split) -> int:
+        return (len(split) - 1) // self.data.image_size
+
+    def pieces(self, split: Split, starts: Tensor) -> Batch:
+        tokens = self.tokens[id(split)]
+        at = starts.to(self.device)[:, None] + torch.arange(self.data.image_size, device=self.device)
+        return tokens[at], tokens[at + 1]
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        context, train = self.data.image_size, self.data.train
+        generator = torch.Generator().manual_seed(seed_of(self.seed, ORDER, epoch))
+        spare = len(train) - 1 - self.steps * self.batch * context
+        offset = int(torch.randint(min(context, spare + 1), (1,), generator=generator))
+        order = torch.randperm((len(train) - 1 - offset) // context, generator=generator) * context + offset
+        for step in range(start, self.steps):
+            yield self.pieces(train, self.partition.of(order[step * self.batch : (step + 1) * self.batch]))
+
+    def plain_batches(self, split: Split, parts: tuple[Tensor, ...]) -> Iterator[Batch]:
+        for part in parts:
+            yield self.pieces(split, part.clamp(max=self.count(split) - 1) * self.data.image_size)
 
 
 class WorkerFeed(Feed):
