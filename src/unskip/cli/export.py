@@ -1,4 +1,4 @@
-"""`unskip export`: a network as ONNX or torch.export, checked by running it, in 8 bits where asked for."""
+"""`unskip export`: a network as ONNX, torch.export or for a device, checked by running it, in 8 bits on request."""
 
 from pathlib import Path
 from typing import Annotated
@@ -46,7 +46,7 @@ def export(
     seed: Seed = 0,
     force: Force = False,
 ) -> None:
-    """Writes a network as ONNX, torch.export or for a device, runs the file on fresh inputs, and prints how far the two agree.
+    """Writes a network as ONNX, torch.export or for a device, runs the file, and prints how far the two agree.
 
     Exit codes: 0 done; 2 an argument is wrong, or the file is not the network's function, or INT8 loses
     more than the limit, and nothing was written.
