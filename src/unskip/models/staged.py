@@ -55,10 +55,8 @@ class StagedNet(nn.Module):
         return {"stem": r"^(?:conv1|bn1)", "blocks": [(block, None), (r"^norm", (99999,))]}
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        if global_pool is None:  # as it is, but a classifier needs pooling
-            pool = "avg" if num_classes else self.global_pool
-        else:
-            pool = global_pool
+        now = "avg" if num_classes else self.global_pool  # a classifier needs pooling
+        pool = now if global_pool is None else global_pool
         if pool not in ("avg", "") or (num_classes and not pool):
             raise ValueError(
                 f"{type(self).__name__}: global_pool={global_pool!r} must be 'avg', or '' for unpooled features "
