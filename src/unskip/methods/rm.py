@@ -21,7 +21,7 @@ import copy
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
@@ -38,6 +38,7 @@ from unskip.methods.spec import (
     LAYERS,
     NO_OPS,
     BlockSpec,
+    Stage,
     Unsupported,
     describe,
     exact,
@@ -219,7 +220,7 @@ class RM:
                 parts[f"pad{i + 1}"] = (nn.ZeroPad2d if len(cell.pad) == 4 else nn.ZeroPad1d)(cell.pad)  # type: ignore[arg-type]
             parts[f"conv{i + 1}"] = replace_weight(conv, weight, bias, groups=groups)
             axis = -1 if isinstance(conv, nn.Linear) else 1
-            for number, module in enumerate([] if last else behind):
+            for number, module in enumerate(() if last else behind):
                 kind = "act" if is_activation(module) else "norm"
                 name = f"{kind}{i + 1}" + (f"_{number}" if f"{kind}{i + 1}" in parts else "")
                 if kind == "act":
@@ -235,39 +236,13 @@ class RM:
 # What the block is made of, in a row
 
 
-@dataclass
-class _Cell:
+@dataclass(eq=False, frozen=True)
+class _Cell(Stage):
     """A layer with what follows it on the branch's own channels; `mix` takes the carried pairs apart before it."""
 
-    conv: Any
-    pad: tuple[int, ...]
-    behind: list[nn.Module]
     mix: float | None = None  # (a, b) -> ±(a - b) / (1 + mix)
 
-    @property
-    def in_features(self) -> int:
-        return self.conv.in_features if isinstance(self.conv, nn.Linear) else self.conv.in_channels  # type: ignore[no-any-return]
-
-    @property
-    def out_features(self) -> int:
-        return self.conv.out_features if isinstance(self.conv, nn.Linear) else self.conv.out_channels  # type: ignore[no-any-return]
-
-    @property
-    def groups(self) -> int:
-        return getattr(self.conv, "groups", 1)
-
-    @property
-    def stride(self) -> int:
-        return 1 if isinstance(self.conv, nn.Linear) else self.conv.stride[0]  # type: ignore[no-any-return]
-
-    @property
-    def act(self) -> nn.Module | None:
-        acts = [module for module in self.behind if is_activation(module)]
-        if len(acts) > 1:
-            raise Unsupported("its branch has several activations in a row")
-        return acts[0] if acts else None
-
-    def absorbed(self, *, everything: bool) -> tuple[Tensor, Tensor | None, list[nn.Module]]:
+    def absorbed(self, *, everything: bool) -> tuple[Tensor, Tensor | None, tuple[nn.Module, ...]]:
         """Weight and bias with all that they can take over of what follows, norms only if wanted, and the rest."""
         weight, bias = exact(self.conv.weight), None if self.conv.bias is None else exact(self.conv.bias)
         for number, module in enumerate(self.behind):
@@ -281,12 +256,12 @@ class _Cell:
             if affine is None:
                 return weight, bias, self.behind[number:]
             weight, bias = _affine(weight, bias, *affine)
-        return weight, bias, []
+        return weight, bias, ()
 
 
 def _in_a_row(spec: BlockSpec, enter: tuple[nn.Module, ...]) -> tuple[list[nn.Module], list[_Cell], bool]:
     """What stands before the carried input, the layers beside it, and whether that input is known to be ≥ 0."""
-    cells = [_Cell(stage.conv, stage.pad, list(_one_by_one(stage.behind))) for stage in spec.stages]
+    cells = [_Cell(stage.conv, stage.pad, tuple(_one_by_one(stage.behind))) for stage in spec.stages]
     first = cells[0]
     front: list[nn.Module] = []
     nonnegative = spec.nonnegative
@@ -299,7 +274,9 @@ def _in_a_row(spec: BlockSpec, enter: tuple[nn.Module, ...]) -> tuple[list[nn.Mo
             pre = [m if is_elementwise(m) else nn.Sequential(back, m, change) for m in pre]
         *groups, rest = _by_activation(pre)
         ahead = [
-            _Cell(_identity(first.in_features, first.conv.weight), (), group) for group in (*groups, rest) if group
+            _Cell(_identity(first.in_features, first.conv.weight), (), tuple(group))
+            for group in (*groups, rest)
+            if group
         ]
         cells = ahead + cells
     else:
@@ -308,10 +285,10 @@ def _in_a_row(spec: BlockSpec, enter: tuple[nn.Module, ...]) -> tuple[list[nn.Mo
             nonnegative = rectifies(spec.pre[-1])
         if len(cells) > 1 and first.groups > 1:
             # Its groups read x alone; behind a copy of x they find the carried channels in groups of their own.
-            cells.insert(0, _Cell(_identity(first.in_features, first.conv.weight), (), []))
+            cells.insert(0, _Cell(_identity(first.in_features, first.conv.weight), (), ()))
     last = cells[-1]
     if last.absorbed(everything=True)[2]:
-        cells.append(_Cell(_identity(last.out_features, last.conv.weight), (), []))
+        cells.append(_Cell(_identity(last.out_features, last.conv.weight), (), ()))
     for cell in cells:
         if cell.act is not None:
             _slope(cell.act)  # which refuses what it doesn't know
@@ -348,12 +325,12 @@ def _mix(cells: list[_Cell]) -> float:
     Hardswish σ(x) - σ(-x) = x, and no other activation may follow before that difference is taken.
     """
     slope, seen, odd = 1.0, False, False
-    for cell in cells[:-1]:
+    for i, cell in enumerate(cells[:-1]):
         act = cell.act
         if act is None:
             continue
         if seen and (odd or _is_odd(act)):
-            cell.mix = 0.0 if odd else slope
+            cells[i] = replace(cell, mix=0.0 if odd else slope)
             slope = 1.0
         slope, seen, odd = slope * _slope(act), True, _is_odd(act)
     return 0.0 if odd else slope
