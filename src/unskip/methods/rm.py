@@ -27,6 +27,7 @@ import torch
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
+from unskip._core.layers import inherits_from
 from unskip.coders import CoderBank
 from unskip.methods.pnnh import norm_like
 from unskip.methods.registry import check_options, register_method
@@ -87,9 +88,12 @@ class RMBlock(nn.Sequential):
             if isinstance(module, BesideNorm) and _absorbable(module.norm):
                 assert isinstance(conv, nn.Conv2d)
                 n = module.channels
-                weight, bias = exact(conv.weight), None if conv.bias is None else exact(conv.bias)[:n]
-                own, shift = _absorb(weight[:n], bias, module.norm)
-                parts[before] = replace_weight(conv, torch.cat([own, weight[n:]]), shift, groups=conv.groups)
+                weight = exact(conv.weight)
+                bias = weight.new_zeros(len(weight)) if conv.bias is None else exact(conv.bias)
+                own, shift = _absorb(weight[:n], bias[:n], module.norm)
+                # What is carried has no bias at first, and may have one after training.
+                bias = torch.cat([shift, bias[n:]])
+                parts[before] = replace_weight(conv, torch.cat([own, weight[n:]]), bias, groups=conv.groups)
             else:
                 parts[name] = module
                 before = name
@@ -340,7 +344,7 @@ def _shortcut(spec: BlockSpec) -> _Path:
         elif isinstance(module, Subsampling) and stage < 1:
             weight, stride = module.mixing(channels).to(weight.device), module.stride
             stage = 2
-        elif type(module) is nn.Conv2d and stage < 2:
+        elif isinstance(module, nn.Conv2d) and inherits_from(module, nn.Conv2d) and stage < 2:
             if module.kernel_size != (1, 1) or not square(module) or (window > 1 and module.stride != (1, 1)):
                 raise Unsupported(f"its projection {module} is not a 1 x 1 convolution without padding")
             weight = ungrouped(exact(module.weight), module.groups)[..., 0, 0]
@@ -365,7 +369,9 @@ def _shortcut(spec: BlockSpec) -> _Path:
 def _flat(module: nn.Module | None) -> list[nn.Module]:
     if module is None:
         return []
-    return [part for child in module for part in _flat(child)] if type(module) is nn.Sequential else [module]
+    if isinstance(module, nn.Sequential) and inherits_from(module, nn.Sequential):
+        return [part for child in module for part in _flat(child)]
+    return [module]
 
 
 def _pooling(pool: nn.AvgPool2d | nn.MaxPool2d) -> tuple[int, int]:

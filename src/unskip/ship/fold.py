@@ -24,7 +24,7 @@ from unskip.methods.spec import DROPOUTS, NORMS, Conv, is_activation, is_batch_n
 from unskip.methods.stack import absorb
 from unskip.surgery import find_blocks
 from unskip.surgery.proof import find_example, hidden_decisions, in_float64, proven
-from unskip.surgery.readers.transformer import SKIP_FREE
+from unskip.surgery.readers.transformer import SkipFreeBlock
 from unskip.surgery.tracing import ADDITIONS, TraceStep, trace
 from unskip.surgery.verify import Check
 
@@ -80,7 +80,7 @@ def fold(model: nn.Module, form: Form = "dense", *, example: Tensor | None = Non
         raise ValueError(f"fold: form={form!r} must be 'dense' or 'fast'.")
     original = in_float64("fold", model)
     x = find_example("fold", original, example)
-    transformer = any(isinstance(module, tuple(SKIP_FREE.values())) for module in original.modules())
+    transformer = any(isinstance(module, SkipFreeBlock) for module in original.modules())
     _refuse_skips(original)
     if not transformer and (why := hidden_decisions(original)):
         raise Refusal(type(original).__name__, why)
@@ -90,7 +90,7 @@ def fold(model: nn.Module, form: Form = "dense", *, example: Tensor | None = Non
             raise Refusal(path, f"({kind}) depends on its input when the network runs, so no layer can absorb it.")
 
     fast = form == "fast"
-    folded = stacked(original, fast=fast, dense=_read_by_norms(original, x) if fast else ())
+    folded = stacked(original, fast=fast, dense=_read_by_norms(original, x) if fast else (), command="fold")
     if not transformer:
         folded = _without_chance(folded)
     folded = absorb_norms(folded, x)
