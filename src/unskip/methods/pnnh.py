@@ -38,6 +38,7 @@ from unskip.methods.spec import (
     RECTIFIERS,
     BlockSpec,
     Conv,
+    Layer,
     Stage,
     Unsupported,
     conv_arguments,
@@ -574,7 +575,7 @@ def passes_positive(act: nn.Module) -> bool:
     return bool(torch.allclose(copy.deepcopy(act)(z.clone()), z))
 
 
-def conv_like(stage: Stage, fan_in: int, fan_out: int) -> Conv:
+def conv_like(stage: Layer, fan_in: int, fan_out: int) -> Conv:
     """A convolution or linear layer like that of a stage, between other widths; what it pads is part of it."""
     old = stage.conv
     if min(fan_in, fan_out) < 1:
@@ -590,7 +591,7 @@ def conv_like(stage: Stage, fan_in: int, fan_out: int) -> Conv:
             "not divide; another ratio may"
         )
     made = conv_arguments(old)  # type: ignore[arg-type]
-    if stage.pad:
+    if getattr(stage, "pad", ()):
         made["padding"] = tuple(d * (k - 1) // 2 for k, d in zip(old.kernel_size, old.dilation, strict=True))
     return type(old)(fan_in, fan_out, groups=groups, bias=old.bias is not None, **made)  # type: ignore[return-value]
 

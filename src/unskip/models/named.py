@@ -10,6 +10,7 @@ from unskip.models.registry import RIVALS, SKIP_FREE, register_backbone, registe
 
 CIFAR: dict[str, Any] = {
     "input_size": (3, 32, 32),
+    "pool_size": (8, 8),
     "num_classes": 10,
     "first_conv": "conv1",
     "classifier": "fc",
@@ -17,7 +18,7 @@ CIFAR: dict[str, Any] = {
     "mean": (0.4914, 0.4822, 0.4465),
     "std": (0.2470, 0.2435, 0.2616),
 }
-IMAGENET: dict[str, Any] = {"input_size": (3, 224, 224), "num_classes": 1000}
+IMAGENET: dict[str, Any] = {"input_size": (3, 224, 224), "pool_size": (7, 7), "num_classes": 1000}
 RESNET: dict[str, Any] = {**IMAGENET, "family": "resnet", "first_conv": "conv1", "classifier": "fc"}
 CIFAR_RESNET = {**CIFAR, "family": "cifar_resnet", "options": ("widths", "stem", "head_norm", "shortcut")}
 ALL = (*SKIP_FREE, *RIVALS)
@@ -75,6 +76,7 @@ SWIN: dict[str, Any] = {
     **IMAGENET,
     "family": "swin",
     "first_conv": "patch_embed.proj",
+    "fixed_input_size": True,
     "classifier": "head.fc",
     "feature_cfg": {"flatten_sequential": True, "out_indices": (0, 1, 2, 3)},
 }
@@ -82,6 +84,7 @@ VIT: dict[str, Any] = {
     **IMAGENET,
     "family": "vit",
     "first_conv": "patch_embed.proj",
+    "fixed_input_size": True,
     "classifier": "head",
     "feature_cfg": {"feature_cls": "getter", "out_indices": 3},
 }
