@@ -23,12 +23,12 @@ def token_similarity(x: Tensor) -> float:
     return (total / (count * (count - 1))).mean().item()
 
 
-def tokens(layer: Layer, input: Tensor, output: Tensor) -> float | None:
+def tokens(layer: Layer, x: Tensor | None, y: Tensor) -> float | None:
     """How alike tokens are.
 
     Near 1 (rank collapse) no layer behind can tell them apart; a network that starts so does not learn.
     """
-    return token_similarity(output) if output.ndim == 3 and output.shape[1] > 1 else None
+    return token_similarity(y) if y.ndim == 3 and y.shape[1] > 1 else None
 
 
 register_measure(tokens, default=False)

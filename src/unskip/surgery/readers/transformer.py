@@ -104,7 +104,8 @@ class RelativePositions(nn.Module):
         self.register_buffer("index", attention.relative_position_index.flatten())
 
     def forward(self) -> Tensor:
-        return self.table[self.index].unflatten(0, (self.tokens, self.tokens)).permute(2, 0, 1)[None]
+        table: Tensor = self.table[self.index]
+        return table.unflatten(0, (self.tokens, self.tokens)).permute(2, 0, 1)[None]
 
 
 def write_block(skip_free: type[SkipFreeBlock], gone: str, block: nn.Module, mlp: nn.Module) -> nn.Module:
