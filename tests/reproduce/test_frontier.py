@@ -144,7 +144,7 @@ def test_a_pause_in_the_middle_and_the_rest(tmp_path: Path) -> None:
     shown = reproduce("frontier", out=tmp_path, step="show")
     assert "| 2 | " in (tmp_path / "frontier" / "README.md").read_text()
     assert "Measured, error, digits-short: 3 of" in "\n".join(shown.outcome.lines)
-    with pytest.raises(ValueError, match="have none yet. Finish --length short, or name networks with --rows"):
+    with pytest.raises(ValueError, match=r"have none yet\. Finish --length short, or name networks with --rows"):
         reproduce("frontier", out=tmp_path, step="train", length="long", dataset="digits")
 
 

@@ -1,4 +1,4 @@
-"""`unskip export`: a network as ONNX or torch.export, checked by running it, in 8 bits where asked for."""
+"""`unskip export`: a network as ONNX, torch.export or for a device, checked by running it, in 8 bits on request."""
 
 from pathlib import Path
 from typing import Annotated
