@@ -40,6 +40,18 @@ class Surgery:
     attention: str = KEEP  # how attention was made skip-free
     exact: float | None = None  # of an exact method: the relative error that was found in float64
 
+    def __str__(self) -> str:
+        blocks = f"{len(self.replaced)} blocks without skips"
+        if self.replaced:
+            blocks += (
+                f" ({self.replaced[0]} to {self.replaced[-1]})" if len(self.replaced) > 1 else f" ({self.replaced[0]})"
+            )
+        lines = [f"{method_name(self.method)}: {blocks}"]
+        lines += [f"{len(self.left)} left as they are: {', '.join(self.left)}"] * bool(self.left)
+        lines += [f"{kind} skips kept: {count}" for kind, count in self.kept.items()]
+        lines += [] if self.exact is None else [f"the same function to {self.exact:.1e} in float64"]
+        return "\n".join(lines)
+
 
 class UnsupportedBlockError(ValueError):
     """A residual block that the method can't make skip-free; the message names block, reason and way out."""
