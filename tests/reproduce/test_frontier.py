@@ -105,20 +105,20 @@ def test_a_page_without_empty_cells_or_none(tmp_path: Path) -> None:
     assert page.index("asked") < page.index("## Recommended") < page.index("| network |")
     assert all((tmp_path / "figures" / f"frontier-{name}").is_file() for name in figures)
     del table["seqnet18"]["train_bytes"]
-    with pytest.raises(
-        ValueError, match=r"--page would have empty cells: train_bytes of seqnet18\. Measure them first"
-    ):
+    with pytest.raises(ValueError, match=r"would have empty cells: train_bytes of seqnet18\. Measure them first"):
         write_page(tmp_path / "other", table, figures)
     assert not (tmp_path / "other").exists()
 
 
 def test_every_name_in_a_picture_is_inside_and_covers_no_other() -> None:
     points = {name: (1.0 + i % 6, 60.0 + (i * 7) % 11) for i, name in enumerate(NETWORKS)}
+    points["plain_resnet34"] = (3.0, 90.0)
     figure = draw(points, COSTS["macs"], "error")
     figure.canvas.draw()
     (axes,) = figure.axes
+    assert axes.get_title("left") == "above the picture: plain_resnet34 90.0"
     boxes = [text.get_window_extent() for text in axes.texts]
-    assert len(boxes) == len(NETWORKS)
+    assert len(boxes) == len(NETWORKS) - 1
     assert sum(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i]) <= 2
 
 
@@ -144,12 +144,8 @@ def test_a_pause_in_the_middle_and_the_rest(tmp_path: Path) -> None:
     shown = reproduce("frontier", out=tmp_path, step="show")
     assert "| 2 | " in (tmp_path / "frontier" / "README.md").read_text()
     assert "Measured, error, digits-short: 3 of" in "\n".join(shown.outcome.lines)
-    long = CliRunner().invoke(
-        app,
-        ["reproduce", "frontier", "--out", str(tmp_path), "--step", "train", "--length", "long", "--dataset", "digits"],
-    )
-    assert long.exit_code == 2
-    assert "have none yet. Finish --length short" in " ".join(long.output.split())
+    with pytest.raises(ValueError, match=r"have none yet\. Finish --length short, or name networks with --rows"):
+        reproduce("frontier", out=tmp_path, step="train", length="long", dataset="digits")
 
 
 @pytest.mark.full
@@ -169,6 +165,20 @@ def test_plain_columns_are_those_of_the_folded_network(monkeypatch: pytest.Monke
         "plain_ms",
         "plain_ms_median",
     }
+
+
+@pytest.mark.full
+def test_speed_and_memory_come_from_bench(tmp_path: Path) -> None:
+    """Tried out on the CPU: two networks beside the reference, in a folder that no table is made of."""
+    reproduce("frontier", out=tmp_path, step="bench", rows="resnet10t,pnnh_resnet10t", device="cpu")
+    for name in ("resnet10t", "pnnh_resnet10t"):
+        found = json.loads((tmp_path / "frontier" / "bench-tried" / f"{name}.json").read_text())
+        assert found["train_error"] == ""
+        assert found["train_images_per_s"] > 0
+        assert found["train_bytes"] > 1e6
+        assert found["train_memory_ratio"] < 1
+    rows = csv.DictReader((tmp_path / "frontier" / "frontier.csv").open())
+    assert "train_bytes" not in next(rows)
 
 
 @pytest.mark.full

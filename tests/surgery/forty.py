@@ -108,8 +108,7 @@ class SEBlock(nn.Module):
         w = F.sigmoid(self.fc2(w))
         out = out * w
         out += self.shortcut(x)
-        out = F.relu(out)
-        return out
+        return F.relu(out)
 
 
 class Lambda(nn.Module):

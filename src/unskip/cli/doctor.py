@@ -60,16 +60,15 @@ def doctor(
     )
     console = Console(stderr=True)
     with console.status(f"Measuring {network} ..."):
-        report = examine(
-            network, inputs, method=method, weights=weights, pretrained=pretrained, num_classes=num_classes
-        )
-        other = None if against is None else examine(against, inputs)
+        reports = examine(
+            network, inputs, against=against, method=method, weights=weights, pretrained=pretrained,
+            num_classes=num_classes,
+        )  # fmt: skip
     if out is not None:
-        report.to_html(out, against=other)
+        reports[0].to_html(out, *reports[1:])
     if json:
-        print(as_json(report, other))
+        print(as_json(*reports))
         return
-    reports = [report] if other is None else [report, other]
     shown_on = console_for_tables(140)
     for each in reports:
         shown_on.print(verdict_lines(each))

@@ -15,6 +15,12 @@ def export(
         str | None,
         typer.Option(help="A device's tool chain: hls4ml (-o FOLDER), qonnx, tflite, executorch; docs/targets.md."),
     ] = None,
+    method: Annotated[
+        str, typer.Option(help="Remove its skips first, by a method that keeps its function: rm.", show_default="none")
+    ] = "",
+    keep_skips: Annotated[
+        bool, typer.Option("--keep-skips", help="Write a network with skip connections as it is.")
+    ] = False,
     fold: Annotated[
         str, typer.Option(help="Fold it first: dense, fast, no; auto is dense wherever it can be folded.")
     ] = "auto",
@@ -56,12 +62,6 @@ def export(
 
     how = int8_of(int8, calibrate, inputs=calibration_images, bits=bits, limit=limit)
     words, written = export_to_file(
-        source,
-        out,
-        form=fold,
-        target=target,
-        opset=opset,
-        int8=how,
-        force=force,  # type: ignore[arg-type]
-    )
+        source, out, method=method, keep_skips=keep_skips, form=fold, target=target, opset=opset, int8=how, force=force,  # type: ignore[arg-type]
+    )  # fmt: skip
     print(f"{words}\n{written}")

@@ -1,6 +1,7 @@
 """CoderSpec: everything that a coder's weights depend on."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -17,6 +18,7 @@ class CoderSpec:
     depth: int = 1  # activations in a row: 1 in vanilla blocks and MLPs, 2 in the two bottlenecks
     paired: bool = False  # carries x+ and x- side by side: [E; -E] and [D, -D]
     linear: bool = False  # weights of two axes for nn.Linear rather than four for nn.Conv2d
+    fit: Literal["adam", "sgd"] = "adam"  # of a pretext task: to the floor, or as Algorithm 1 does
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@
 | npz | one `.npz` file with x_train, y_train, x_test, y_test |
 """
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -222,7 +223,7 @@ NPZ = (
 )
 
 
-@register_dataset("npz", layout=NPZ, found_at=Path.is_file)
+@register_dataset("npz", layout=NPZ, found_at=lambda root: root.is_file() and root.suffix != ".txt")
 def npz(config: DataConfig, root: Path) -> DataSet:
     path = root
     if path.is_dir():
@@ -318,8 +319,12 @@ def imagefolder(config: DataConfig, root: Path) -> DataSet:
 
 def _class_folders(root: Path) -> list[str]:
     """The folders in `root` with images right in them."""
-    folders = (p for p in (root.iterdir() if root.is_dir() else ()) if p.is_dir())
-    return sorted(p.name for p in folders if any(file.suffix.lower() in IMAGE_FILES for file in p.iterdir()))
+    found = []
+    for folder in root.iterdir() if root.is_dir() else ():
+        with contextlib.suppress(OSError):  # no folder, or one that may not be read
+            if any(file.suffix.lower() in IMAGE_FILES for file in folder.iterdir()):
+                found.append(folder.name)
+    return sorted(found)
 
 
 def _images_in(folder: Path) -> list[Path]:

@@ -32,8 +32,9 @@ def text(config: DataConfig, root: Path) -> DataSet:
         raise ValueError(f"data: {root} {LAYOUT}")
     check_file(path, "data")
     raw = path.read_bytes()
+    numbers: np.ndarray
     if config.tokens == "bytes":
-        numbers, vocabulary = np.frombuffer(raw, np.uint8), tuple(chr(byte) for byte in range(256))
+        numbers, vocabulary = np.frombuffer(raw, np.uint8), tuple(map(chr, range(256)))
     else:
         try:
             codes = np.frombuffer(raw.decode("utf-8").encode("utf-32-le"), np.uint32)

@@ -315,7 +315,8 @@ def _from_run(path: Path, tested: bool, command: str) -> LoadedModel:
     try:
         config = NetworkConfig.from_tables(state["recipe"], "network", where)
         # What was fine-tuned needs no pretrained weights, since its own are loaded next.
-        config = replace(config, options={k: v for k, v in config.options.items() if k != "pretrained"})
+        options = {k: v for k, v in config.options.items() if k != "pretrained"}
+        config = replace(config, options=options, pretrained=False, init_from="")
         size, weights, classes = tuple(state["input_size"]), state["network"], state["data"]["classes"]
         check_size(size)
         if not is_state_dict(weights):
@@ -381,6 +382,20 @@ def is_state_dict(state: Any) -> TypeGuard[dict[str, Tensor]]:
     """Whether these are tensors by name."""
     tensors = isinstance(state, dict) and state and all(isinstance(value, Tensor) for value in state.values())
     return bool(tensors) and all(isinstance(key, str) for key in state)
+
+
+def weights_from(spec: str, *, command: str) -> dict[str, Tensor]:
+    """The weights of a run (those that were tested), of a checkpoint, of a network file, or of a file of weights."""
+    file = _file_of(spec)
+    if file is None:
+        raise ValueError(
+            f"{command}: there is no file or run {spec!r} to take weights from (--init-from). Give the folder of a "
+            "run, its checkpoint.pt, a network file, or a file of weights."
+        )
+    ours = file.suffix == ".safetensors" and read_header(file, command=command) is not None
+    if ours or file.name == "checkpoint.pt":
+        return _load(spec, "", None, False, None, 0, command).model.state_dict()
+    return _bare(_state_dict(file, command))
 
 
 def _bare(state: dict[str, Tensor]) -> dict[str, Tensor]:

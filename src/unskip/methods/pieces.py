@@ -58,6 +58,12 @@ class Permute(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.permute(self.order)
 
+    def inverse(self) -> "Permute":
+        return Permute(tuple(self.order.index(i) for i in range(len(self.order))))
+
+    def undoes(self, other: nn.Module) -> bool:
+        return isinstance(other, Permute) and self.order == other.inverse().order
+
     def extra_repr(self) -> str:
         return str(self.order)
 
@@ -71,6 +77,12 @@ class Transpose(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.transpose(*self.axes)
+
+    def inverse(self) -> "Transpose":
+        return Transpose(*self.axes)
+
+    def undoes(self, other: nn.Module) -> bool:
+        return isinstance(other, Transpose) and set(self.axes) == set(other.axes)
 
 
 class PadShortcut(nn.Module):

@@ -7,13 +7,14 @@ chooses. `allow_import=True`, for what the user has written or typed, also takes
 import importlib
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
 import timm
 import torchvision
-from torch import nn
+from torch import Tensor, nn
 
 from unskip._core.config import Section
 from unskip._core.text import nearest
@@ -33,6 +34,8 @@ class NetworkConfig(Section):
     # name may have options, NAME:option=value,..., which go into `options`
     method: str = ""  # plainify the network with this method; '' leaves it as it is
     options: dict[str, Any] = field(default_factory=dict)  # of the network or, where `method` is set, of the method
+    pretrained: bool = False  # start from the trained weights that the name has: the package's, timm's, torchvision's
+    init_from: str = ""  # start from the weights of a run, a network file or a file of weights
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,6 +53,10 @@ class NetworkConfig(Section):
                     f"recipe: options[{option!r}]=None can't be written down, since TOML has no such value; leave it "
                     "out, and it is what the network or method makes of that."
                 )
+        if self.pretrained and self.init_from:
+            raise ValueError(
+                f"recipe: pretrained=true and init_from={self.init_from!r} both say which weights; leave one out."
+            )
 
     def __str__(self) -> str:
         return f"{self.model}, {self.method}" if self.method else self.model
@@ -104,12 +111,43 @@ def build_network(config: NetworkConfig, *, num_classes: int, in_chans: int, all
     if not allow_import:
         check_harmless(config)
     if not colon:
+        if config.pretrained:
+            options["pretrained"] = True
         network = create_model(config.model, **sizes, **options)
     elif package == "torchvision":
         network = _torchvision(name, options, **sizes)
+        if config.pretrained:
+            start_from(network, torchvision.models.get_model(name, weights="DEFAULT").state_dict(), config.model)
+    elif config.pretrained:
+        raise ValueError(f"recipe: nobody knows trained weights for model={config.model!r}; give them with init_from.")
     else:
         network = import_object(config.model)(**sizes, **options)
     return plainify(network, config.method, **config.options) if config.method else network
+
+
+def start_from(model: nn.Module, state: Mapping[str, Tensor], where: str) -> str:
+    """Loads weights into a model that may have another head. Returns a sentence where its head keeps fresh weights.
+
+    Args:
+        model: changed in place.
+        state: weights by name. Only the first axis of the head's weights may differ, the number of classes.
+        where: where they are from, for messages.
+    """
+    own = model.state_dict()
+    wrong = [key for key in own if key not in state] + [key for key in state if key not in own]
+    head = [key for key in own if key in state and own[key].shape != state[key].shape]
+    widths = {(own[key].shape[:1], state[key].shape[:1]) for key in head}
+    wrong += [key for key in head if own[key].shape[1:] != state[key].shape[1:] or len(widths) > 1]
+    if wrong:
+        raise ValueError(
+            f"train: the weights of {where} are of another network: {len(wrong)} differ, {wrong[0]!r} first. Name the "
+            "network that they belong to with --model (and --method)."
+        )
+    model.load_state_dict({key: own[key] if key in head else value for key, value in state.items()})
+    if not head:
+        return ""
+    ((new, old),) = widths
+    return f"the head ({', '.join(head)}) starts anew, for {new[0]} classes where {where} has {old[0]}"
 
 
 def check_harmless(config: NetworkConfig) -> None:
@@ -121,8 +159,8 @@ def check_harmless(config: NetworkConfig) -> None:
             "models` and of timm, and torchvision:NAME; package.module:function is for the command line and for "
             "recipes that you pass yourself."
         )
-    for option in config.options:
-        if option in LOADING:
+    for option in (*config.options, *(name for name in ("pretrained", "init_from") if getattr(config, name))):
+        if option in (*LOADING, "init_from"):
             raise ValueError(f"options[{option!r}] would read another file, which a file may not ask for.")
 
 

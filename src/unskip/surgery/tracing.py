@@ -4,6 +4,9 @@ Recorded from one forward pass, function by function, so that whatever a `forwar
 addition, a mean) is seen too. An activation in place writes a new version of the tensor that it reads.
 """
 
+import os
+import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +22,16 @@ from unskip._core.modules import preserved
 ADDITIONS = ("add", "add_", "iadd", "__add__", "__iadd__", "__radd__")  # functions that add two tensors
 
 
+LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
+
+
+def user_line(stack: str | None) -> str:
+    """The innermost line of code in a printed stack that is not PyTorch's or ours: 'net.py:12'."""
+    lines = re.findall(r'File "([^"]+)", line (\d+)', stack or "")
+    own = [(file, line) for file, line in lines if not file.startswith((*LIBRARIES, "<"))]
+    return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
+
+
 @dataclass(eq=False)
 class TraceStep:
     """One call of a function that reads something which depends on the input."""
@@ -29,6 +42,8 @@ class TraceStep:
     shape: torch.Size  # of its (first) output
     sources: list["TraceStep | None"]  # that wrote what it reads, one for each tensor; None is the input itself
     readers: list["TraceStep"] = field(default_factory=list)
+
+    line: str = ""  # of an addition: the innermost line of code that is not PyTorch's or ours, 'net.py:12'
 
     @property
     def where(self) -> str:
@@ -84,6 +99,8 @@ class _Tracer(TorchFunctionMode):
             path, module = self.running[-1]
             name = getattr(func, "__name__", str(func))
             step = TraceStep(name, path, module, written[0].shape, [self.writer[id(x)] for x in read])
+            if name in ADDITIONS:
+                step.line = user_line("".join(traceback.format_stack()))
             for source in step.sources:
                 if source is not None:
                     source.readers.append(step)

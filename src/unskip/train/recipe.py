@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from unskip._core.config import OLD, BelowOne, Free, NonNegative, Positive, Range, Section, bare, kinds, parse, to_toml
 from unskip._core.text import nearest
 from unskip.data.config import DataConfig
+from unskip.data.sets import find_kind
 from unskip.models.build import NetworkConfig
 
 Loss = Literal["cross_entropy", "binary"]
@@ -89,6 +90,7 @@ class RunConfig(Section):
     save_seconds: Free[NonNegative[float]] = 0.0  # at least so long between checkpoints at the ends of epochs
     log_steps: Free[Positive[int]] = 20  # updates between looks at the loss, which wait for the GPU
     tensorboard: Free[bool] = False  # writes OUT/tensorboard besides metrics.jsonl
+    wandb: Free[bool] = False  # writes to Weights & Biases, project 'unskip', besides metrics.jsonl
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -229,14 +231,27 @@ def load_recipe(name: str | Path, **changes: Any) -> Recipe:
 # ---------------------------------------------------------------- from a command line
 
 
-DEFAULT = "digits-pnnh-56"
+DEFAULT, DEFAULT_IMAGES = "digits-pnnh-56", "images-pnnh-20-wide"
 
 
-def parse_command(words: Sequence[str]) -> tuple[str, Recipe]:
-    """`[RECIPE] [--field value ...]`: the name of the run, and its recipe."""
+def parse_command(words: Sequence[str], data: str | None = None) -> tuple[str, Recipe]:
+    """`[RECIPE] [--field value ...]`: the name of the run, and its recipe.
+
+    Without a recipe it is one for what lies at `data`: a folder of images is fine-tuned on, another data set is read as
+    what it is.
+    """
     named = bool(words) and not words[0].startswith("--")
+    changes = parse_overrides(words[1:] if named else words)
     name = words[0] if named else DEFAULT
-    return Path(name).stem, load_recipe(name, **parse_overrides(words[1:] if named else words))
+    if not named and data is not None and "dataset" not in changes:
+        kind = find_kind(Path(data).expanduser())
+        if kind == "imagefolder":
+            name = DEFAULT_IMAGES
+            if "model" in changes or "init_from" in changes:
+                changes.setdefault("pretrained", False)
+        elif kind is not None:
+            changes["dataset"] = kind
+    return Path(name).stem, load_recipe(name, **changes)
 
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ result = unskip.train.run(Recipe.of(dataset="npz"), model=net, data_dir="usps.np
 import json
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from unskip._core.errors import RUN_ERRORS, reason
 from unskip._core.rng import seeded
 from unskip.data import sets
 from unskip.data.sets import DataSet
-from unskip.models.build import build_network
+from unskip.io.load import weights_from
+from unskip.models.build import build_network, start_from
 from unskip.train import machine, saving
 from unskip.train.checkpoint import Resume, RunFolder
 from unskip.train.curves import draw_curves
@@ -136,6 +137,9 @@ def train_one(
     own = "" if model is None else type(model).__name__
     model = build(recipe, data) if model is None else model
     try_out(model, data)
+    if recipe.network.init_from:
+        note = start_from(model, weights_from(recipe.network.init_from, command="train"), recipe.network.init_from)
+        data = replace(data, notes=(*data.notes, *([note] if note else [])))
     with machine.own_forward(model), RunFolder(out) as folder:
         training = Training(machine.make_accelerator(recipe), recipe, model, data, folder, own=own, **more)
         yield from training.updates(resume, take_over=take_over)

@@ -23,7 +23,7 @@ from unskip.data.sets import DataSet, Split
 from unskip.train import machine, saving
 from unskip.train.checkpoint import Resume, RunFolder
 from unskip.train.display import Display
-from unskip.train.metrics import Metrics
+from unskip.train.metrics import Metrics, WandbRun, tensorboard
 from unskip.train.optim import learning_rate, make_optimizer, set_rates
 from unskip.train.penalties import Constraint, Penalty, from_config
 from unskip.train.recipe import Recipe
@@ -110,8 +110,12 @@ class Training:
             self.folder.write("recipe.toml", recipe.to_toml().encode())
         metrics: AbstractContextManager[Metrics | None] = nullcontext()
         if self.main:
-            board = self.folder.path / "tensorboard" if recipe.run.tensorboard else None
-            metrics = Metrics(self.folder.metrics, length, tensorboard=board, step=self.done)
+            boards = [
+                open_board(self.folder.path, self.done)
+                for asked, open_board in ((recipe.run.tensorboard, tensorboard), (recipe.run.wandb, WandbRun))
+                if asked
+            ]
+            metrics = Metrics(self.folder.metrics, length, boards=boards)
         display = Display(epochs=recipe.run.epochs, steps=self.feed.steps, step=self.done, silent=self.silent)
         with self.signals, metrics as self.metrics, display as self.display:
             for note in self.data.notes:
