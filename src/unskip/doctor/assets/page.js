@@ -102,7 +102,7 @@
     const text = { color: INK.soft, fontSize: 12, fontFamily: "inherit" };
     return {
       animation: false,
-      grid: { left: 8, right: 14, top: 10, bottom: 24, outerBoundsMode: "same", outerBoundsContain: "axisLabel" },
+      grid: { left: 8, right: 14, top: 18, bottom: 24, outerBoundsMode: "same", outerBoundsContain: "axisLabel" },
       tooltip: {
         trigger: "axis", confine: true, transitionDuration: 0, padding: [6, 10],
         backgroundColor: "var(--card)", borderColor: INK.line, extraCssText: "box-shadow:0 2px 10px rgba(0,0,0,.15)",
