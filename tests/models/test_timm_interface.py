@@ -1,11 +1,14 @@
 """What timm's tests ask of every network (tests/models/timm_suite.py runs them all), for one network per family."""
 
+from pathlib import Path
+
 import pytest
 import timm
 import torch
+from timm.models import save_for_hf
 from timm.models._manipulate import group_parameters
 
-import unskip.models  # noqa: F401 - registers the names
+import unskip
 
 STAGED = ("pnnh_resnet20", "plain_wrn16_8", "plainnet50", "simplified_dominant20", "cifar_seqnet20")
 
@@ -56,3 +59,14 @@ def test_an_unknown_argument_is_a_type_error_too(name: str) -> None:
 def test_networks_of_one_image_size_say_so() -> None:
     for name in ("pnnh_vit_tiny", "plain_swin_tiny"):
         assert timm.get_pretrained_cfg_value(name, "fixed_input_size")
+
+
+def test_save_for_hf_round_trips_by_name_and_says_where_it_can_not(tmp_path: Path) -> None:
+    x = torch.randn(1, 3, 32, 32)
+    named = unskip.create_model("pnnh_resnet20", num_classes=4).eval()
+    save_for_hf(named, tmp_path / "named")
+    back = timm.create_model(f"local-dir:{tmp_path / 'named'}", pretrained=True).eval()
+    assert torch.equal(back(x), named(x))
+    save_for_hf(unskip.plainify(unskip.create_model("resnet20"), "plain"), tmp_path / "made")
+    with pytest.raises(RuntimeError, match="resnet20 after plainify by 'plain', which timm can not build"):
+        timm.create_model(f"local-dir:{tmp_path / 'made'}", pretrained=True)
