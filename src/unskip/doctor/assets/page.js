@@ -119,7 +119,7 @@
         type: "value", min: 0, max: Math.max(1, last), minInterval: 1, splitLine: { show: false },
         axisLine: { onZero: false, lineStyle: { color: INK.line } }, axisTick: { show: false },
         interval, name: "layer", nameLocation: "middle", nameGap: 21, nameTextStyle: { ...text, color: INK.faint },
-        axisLabel: { ...text, color: INK.faint, hideOverlap: true, showMaxLabel: last % interval > interval / 2 || last % interval === 0, formatter: (v) => (Number.isInteger(v) ? String(v + 1) : "") },
+        axisLabel: { ...text, color: INK.faint, hideOverlap: true, showMaxLabel: last % interval > interval / 2 || last % interval === 0, formatter: (v) => (Number.isInteger(v) && layers[v] ? String(layers[v].depth || v + 1) : "") },
       },
       yAxis: {
         type: axis.log ? "log" : "value", min: axis.min, max: axis.max, interval: axis.interval, logBase: 10,
