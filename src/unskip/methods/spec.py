@@ -151,7 +151,7 @@ class BlockSpec:
         stages: list[Stage] = []
         pad: tuple[int, ...] = ()
         for module in self.branch:
-            if isinstance(module, NO_OPS):
+            if isinstance(module, NO_OPS) or (not stages and isinstance(module, DROPOUTS)):
                 continue
             if isinstance(module, LAYERS):
                 if not inherits_from(module, *LAYERS) or isinstance(module, nn.Conv3d):
