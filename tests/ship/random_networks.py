@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations, parametrize, weight_norm
 from torch.nn.utils import prune as torch_prune
 
 from unskip.methods import BlockSpec
-from unskip.models.cifar import PadShortcut
+from unskip.methods.pieces import PadShortcut
 from unskip.surgery import register_reader
 
 ACTS = {

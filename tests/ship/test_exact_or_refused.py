@@ -21,7 +21,8 @@ from torchvision.models.mobilenetv2 import InvertedResidual
 import unskip
 from tests.ship.test_fold import trained
 from unskip.methods import BlockSpec
-from unskip.models.cifar import PadShortcut, cifar_resnet
+from unskip.methods.pieces import PadShortcut
+from unskip.models.cifar import cifar_resnet
 from unskip.ship import convert, prune
 from unskip.surgery import register_reader
 from unskip.surgery.reading import _READERS

@@ -28,6 +28,7 @@ def examine(
     method: str = "",
     weights: Path | None = None,
     pretrained: bool = False,
+    num_classes: int | None = None,
 ) -> list[Report]:
     """The reports of the network that `model_spec` names and of the one that `against` names, if it names one.
 
@@ -35,8 +36,11 @@ def examine(
     """
     seed, size = inputs.seed, inputs.input_size
     networks = [
-        load_model(model_spec, method=method, weights=weights, pretrained=pretrained, input_size=size, seed=seed)
-    ]
+        load_model(
+            model_spec, method=method, weights=weights, pretrained=pretrained, num_classes=num_classes,
+            input_size=size, seed=seed,
+        )
+    ]  # fmt: skip
     if against is not None:
         networks.append(load_model(against, input_size=size, seed=seed))
     batches = [load_batch(loaded, inputs.data, size=inputs.batch_size, seed=seed) for loaded in networks]
