@@ -445,7 +445,7 @@ TO_CONVOLUTION: dict[str, Callable[[nn.Module], object]] = {
     "parametrised": add_parametrization,
     "weight norm": parametrizations.weight_norm,
     "old weight norm": weight_norm,
-    "pruned": lambda module: torch_prune.random_unstructured(module, "weight", 0.5),
+    "pruned": lambda module: torch_prune.l1_unstructured(module, "weight", 0.5),
 }
 TO_NETWORK: dict[str, Callable[[nn.Module], object]] = {
     "none": lambda network: None,
