@@ -22,6 +22,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
+import unskip.kernels
+import unskip.methods  # noqa: F401 - all of our layers, to be registered
 from unskip._core.errors import reason
 from unskip._core.modules import has_hooks, preserved
 from unskip.coders import CoderSpec

@@ -10,12 +10,15 @@ above [W_2, W_dec] (`unskip.methods.stack`). That is why the network is plain.
 """
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
+from timm.layers import LayerScale
 from timm.layers.drop import DropPath
+from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
 from unskip._core.layers import fast_form
@@ -23,16 +26,32 @@ from unskip.coders import FORMS, PRETEXTS, CoderBank, CoderSpec, act_name, odd_p
 from unskip.kernels import use_fast_layers
 from unskip.kernels.depthwise import JoinedSequential
 from unskip.methods import fused
+from unskip.methods.gated import build_gated, is_gated
 from unskip.methods.lean import LeanInverted, LeanSequential
 from unskip.methods.partial import PartialConv2d
+from unskip.methods.pieces import Scale, Shift
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.registry import check_options, register_method
-from unskip.methods.spec import NORMS, RECTIFIERS, BlockSpec, BranchLayer, Conv, Unsupported, conv_arguments, factory
+from unskip.methods.spec import (
+    LAYERS,
+    NORMS,
+    RECTIFIERS,
+    BlockSpec,
+    Conv,
+    Layer,
+    Stage,
+    Unsupported,
+    conv_arguments,
+    describe,
+    factory,
+    is_activation,
+)
 from unskip.methods.stack import stacked_layers
 
 Norm = Literal["first", "both"]
 Transition = Literal["coded", "whole"]
 Signed = Literal["rectify", "paired"]
+Fitting = Literal["adam", "sgd"]
 Uncarried = Literal["kxk", "1x1"]
 BlockForm = Literal["auto", "plain", "fast", "lean"]
 ALIGNED = 8  # channels that tensor cores take at once
@@ -128,16 +147,20 @@ class PNNH:
     """
 
     ratio: float = 0.5  # C_B / C (C_B / C_low in bottlenecks), above 0 and at most 1/2
-    pretext: str = "auto"  # what the coder is; auto: group_average in CNNs, fitted on normal inputs in an MLP
+    pretext: str = (
+        "auto"  # what the coder is; auto: group_average in CNNs, fitted in MLPs, identity by skip-free attention
+    )
     norm: Norm = "first"  # norms of the learner: after W_1 only (Appendix D), or after the last convolution too
     scale: float = 0.3  # of the last layer at initialisation, relative to He's
     transition: Transition = "coded"  # transitions with a coder of their own, or whole without one
     signed: Signed = "paired"  # blocks with linear output (MobileNet-V2): carry x+ and x-, or put σ after the sum
     uncarried: Uncarried = "kxk"  # taps for the channels that pretext="identity" does not carry: all, or the centre
+    linear_start: bool | None = None  # MLP learners first pass on what is not carried; None: beside skip-free attention
     hidden: Mapping[int, int] | None = None  # width of the learner by that of the block, {48: 8}; None: H - C_B
     head_norm: bool | None = None  # a norm before pooling; None: unless a norm follows the last block anyway
     block: BlockForm = "auto"  # plain: the formula; fast: no matrices; lean: less memory; auto: fast (MobileNet: lean)
     seed: int = 0  # of fitted and random coders
+    fit: Fitting = "adam"  # of fitted coders: Adam to the floor, or plain SGD from N(0, 0.01) as in Algorithm 1
 
     keeps_weights: ClassVar[bool] = False
 
@@ -159,28 +182,39 @@ class PNNH:
             raise ValueError(f"pnnh: scale={self.scale} must not be negative; 1 is He's initialisation.")
 
     def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
+        if is_gated(spec):
+            return build_gated(spec, self.ratio, self.scale, self.hidden)
         if not spec.skip and not self._expressible(spec):
             return self._whole(spec, bank)
-        if spec.transition and self.transition == "whole":
+        if self.transition == "whole" and spec.transition:
             return self._whole(spec, bank)
+        spec, enter, leave = spec.framed()
         act = self._activation(spec)
         target = self._coder_spec(spec, act)
-        first = spec.layers[0]
+        first = spec.stages[0]
         make = {**factory(first.conv), "dense": self.block == "plain"}
         coder: nn.Module | None = None
         code = target.code
-        if self.pretext != "none" and spec.transition:
+        stride = math.prod(stage.stride for stage in spec.stages)
+        inputs, outputs = first.in_features, spec.stages[-1].out_features
+        if self.pretext != "none" and (stride != 1 or inputs != outputs):
             check_strides(spec)
-            make |= {"in_channels": spec.in_features, "limit": first.out_features // 2, "stride": spec.stride}
+            limit = min(stage.out_features for stage in _shrinking(spec)) // 2
+            if limit < (2 if target.paired else 1):
+                raise _too_narrow(spec)
+            make |= {"in_channels": inputs, "limit": limit, "stride": stride}
             coder, code = bank.take_transition(target, act, **make)
         elif self.pretext != "none":
             coder = bank.take(target, act, **make)
+        if coder is not None and isinstance(first.conv, nn.Conv1d):
+            coder = SeriesCoder(coder, stride)
+        out_act = self._out_act(spec)
         return PNNHBlock(
-            pre=nn.Sequential(*spec.pre),
+            pre=nn.Sequential(*spec.pre, *enter),
             learner=self.learner(spec, code),
             coder=coder,
             drop_path=spec.drop_path,
-            act=self._out_act(spec),
+            act=nn.Sequential(*leave, *([] if out_act is None else [out_act])) if leave else out_act,
         )
 
     def finish(self, model: nn.Module) -> None:
@@ -205,12 +239,28 @@ class PNNH:
             return False
         return True
 
+    def _family(self, spec: BlockSpec) -> str:
+        """The family of the block, 'mlp' or 'other' where it has none but its branch is a row of layers."""
+        try:
+            return spec.family
+        except Unsupported:
+            if not spec.skip:
+                raise
+        for stage in spec.stages:
+            conv = stage.conv
+            if not isinstance(conv, nn.Linear) and not stage.pad and not keeps_size(conv):
+                raise Unsupported(f"{describe(conv)} is not a convolution with an odd kernel and 'same' zero padding")
+        return "mlp" if all(isinstance(stage.conv, nn.Linear) for stage in spec.stages) else "other"
+
     def _activation(self, spec: BlockSpec) -> nn.Module:
         """The one activation inside the block, which learner and coder share."""
-        assert spec.family
-        inner = [layer.act for layer in spec.layers[:-1]]
-        act = inner[0]
-        if act is None or None in inner or spec.layers[-1].act is not None:
+        family = self._family(spec)
+        stages = spec.stages
+        # A depthwise convolution at the beginning may have none (ConvNeXt).
+        ahead = family == "other" and len(stages) > 2 and stages[0].depthwise and stages[0].act is None
+        inner = [stage.act for stage in stages[ahead:-1]]
+        act = inner[0] if inner else None
+        if act is None or None in inner or stages[-1].act is not None:
             raise Unsupported("its branch does not have one activation between each two convolutions")
         if len({act_name(act) for act in inner if act is not None}) > 1:
             raise Unsupported("its activations differ from each other, so learner and coder can't be one block")
@@ -227,14 +277,18 @@ class PNNH:
         return spec.out_act
 
     def _coder_spec(self, spec: BlockSpec, act: nn.Module) -> CoderSpec:
-        first = spec.layers[0]
+        family, stages = self._family(spec), spec.stages
+        first = stages[0]
+        channels = stages[-1].out_features
         signed = spec.reads_signed and not (self.signed == "rectify" and self._linear_output(spec))
-        depth = len(spec.layers) - 1
+        depth = sum(stage.act is not None for stage in stages[:-1])
         pretext = self.pretext
         if pretext == "auto":
             # LayerNorm brings the inputs of an MLP to the distribution that a coder can be fitted on. In a CNN they
             # have any scale, which a closed form passes on whatever it is.
-            pretext = "normal" if spec.family == "mlp" and not isinstance(act, RECTIFIERS) else "group_average"
+            pretext = "normal" if family == "mlp" and not isinstance(act, RECTIFIERS) else "group_average"
+            if spec.attention is not None and odd_part_is_identity(act, depth):  # an exact one, however deep
+                pretext = "identity"
         paired = signed and pretext in FORMS
         if paired and not odd_part_is_identity(act, depth):
             raise Unsupported(
@@ -243,44 +297,52 @@ class PNNH:
             )
         if pretext in FORMS and not paired and not passes_positive(act):
             raise Unsupported(f"{type(act).__name__} changes positive values, so pretext={pretext!r} carries nothing")
-        base = first.out_features if spec.family in ("vanilla", "bottleneck") else spec.out_features
+        base = min(channels, *(stage.out_features for stage in _shrinking(spec)))
         code = max(2 if paired else 1, round(self.ratio * base))
-        if code >= spec.out_features:
+        room = min(stage.out_features for stage in _shrinking(spec))
+        if paired and family == "mlp" and 2 * round(self.ratio * base) < room:
+            code = 2 * round(self.ratio * base)  # both signs of C_B channels
+        elif code >= channels:
             raise Unsupported(
-                f"its coder would carry {code} channels, not fewer than its {spec.out_features}; a smaller ratio does"
+                f"its coder would carry {code} channels, not fewer than its {channels}; a smaller ratio does"
             )
-        convs = [layer.conv for layer in spec.layers]
+        convs = [stage.conv for stage in stages]
         dilated = any(isinstance(conv, nn.Conv2d) and conv.dilation != (1, 1) for conv in convs)
         return CoderSpec(
-            channels=spec.out_features,
+            channels=channels,
             code=code - code % 2 if paired else code,
             pretext="identity" if pretext == "none" else pretext,
             act=act_name(act),
             # Closed forms are pointwise; a fitted coder has the kernel of the block's own convolutions.
-            kernel=first.kernel if spec.family == "vanilla" and not dilated and pretext not in FORMS else 1,
+            kernel=first.kernel if family == "vanilla" and not dilated and pretext not in FORMS else 1,
             depth=depth,
             paired=paired,
-            linear=spec.family == "mlp",
+            linear=family == "mlp",
             seed=self.seed,
+            fit=self.fit,
         )
 
     def learner(self, spec: BlockSpec, code: int | None = None) -> nn.Sequential:
         """The block's layers, freshly initialised, at the hidden width beside a coder of `code` channels."""
-        width, widths = spec.out_features, self.hidden or {}
+        family, stages = self._family(spec), spec.stages
+        width, widths = stages[-1].out_features, self.hidden or {}
         if self.hidden is not None and width not in widths:
             raise Unsupported(
                 f"hidden={dict(widths)} says nothing about blocks of width {width}; add it, or leave hidden out"
             )
         code = self._coder_spec(spec, self._activation(spec)).code if code is None else code
-        hidden = widths.get(width, learner_width(spec, code))
-        if self.uncarried == "1x1" and spec.family != "vanilla":
-            raise Unsupported(f"uncarried='1x1' is for blocks of two k x k convolutions, and it is {spec.family}")
-        learner = self._sequence(spec.family == "inverted")
-        last = len(spec.layers) - 1
-        for i, layer in enumerate(spec.layers):
-            fan_in = spec.in_features if i == 0 else hidden
-            fan_out = spec.out_features if i == last else hidden
-            conv = conv_like(layer, fan_in, fan_out)
+        if self.uncarried == "1x1" and family != "vanilla":
+            raise Unsupported(f"uncarried='1x1' is for blocks of two k x k convolutions, and it is {family}")
+        learner = self._sequence(family == "inverted")
+        last = len(stages) - 1
+        fan_in, shrinking = stages[0].in_features, _shrinking(spec)
+        for i, stage in enumerate(stages):
+            fan_out = stage.out_features
+            if i != last and stage in shrinking:
+                fan_out = widths.get(width, learner_width(family, stage.out_features, code))
+                if fan_out < 1:
+                    raise _too_narrow(spec)
+            conv = conv_like(stage, fan_in, fan_out)
             scale = self.scale if i == last else 1.0
             if self.uncarried == "1x1":
                 assert isinstance(conv, nn.Conv2d)
@@ -289,12 +351,14 @@ class PNNH:
             else:
                 initialise(conv, scale)
             learner.add_module(f"conv{i + 1}", conv)
-            if layer.norm is not None and (i != last or self.norm == "both"):
-                learner.add_module(f"norm{i + 1}", norm_like(layer.norm, fan_out, **factory(layer.conv)))
-            if layer.act is not None:
-                learner.add_module(f"act{i + 1}", copy.deepcopy(layer.act))
-            if layer.drop:
-                learner.add_module(f"drop{i + 1}", nn.Dropout(layer.drop))
+            for number, module in enumerate(stage.behind):
+                keep = i != last or self.norm == "both" or not isinstance(module, NORMS)
+                for name, new in fresh(module, stage.out_features, fan_out, **factory(stage.conv)) if keep else ():
+                    taken = f"{name}{i + 1}" in dict(learner.named_children())
+                    learner.add_module(f"{name}{i + 1}_{number}" if taken else f"{name}{i + 1}", new)
+            fan_in = fan_out
+        if self.linear_start or (self.linear_start is None and spec.attention is not None and code is not None):
+            start_linear(learner, self._coder_spec(spec, self._activation(spec)))
         return learner
 
     def _sequence(self, inverted: bool) -> nn.Sequential:
@@ -304,6 +368,28 @@ class PNNH:
         if inverted and self.block != "plain":
             return LeanInverted() if self.block == "auto" else JoinedSequential()
         return nn.Sequential()
+
+
+@torch.no_grad()
+def start_linear(learner: nn.Sequential, coder: CoderSpec) -> None:
+    """Lets the learner of an MLP start as x ↦ x on the channels that the coder does not carry.
+
+        Qᵀ (σ(Q x) - σ(-Q x)) = x, where σ(z) - σ(-z) = z      Q orthogonal
+
+    A start as in Looks Linear networks (Balduzzi et al. 2017, arXiv:1702.08591, section 4.1), all of it trained.
+    Without it random features of width C - C_B follow each other, layer by layer, and each loses a part of the tokens.
+    """
+    first, last = learner.get_submodule("conv1"), learner.get_submodule("conv2")
+    if not (coder.paired and coder.pretext == "identity" and isinstance(first, nn.Linear)):
+        raise Unsupported("linear_start is for MLPs whose coder is the identity of both signs; leave it out")
+    assert isinstance(last, nn.Linear)
+    carried = coder.code // 2
+    n = min(coder.channels - carried, first.out_features // 2)
+    Q = nn.init.orthogonal_(torch.empty_like(first.weight[:n, carried : carried + n]))
+    for part in (first.weight[: 2 * n], last.weight[:, : 2 * n]):
+        part.zero_()
+    first.weight[: 2 * n, carried : carried + n] = torch.cat([Q, -Q])
+    last.weight[carried : carried + n, : 2 * n] = torch.cat([Q, -Q]).T
 
 
 @register_method("pnnh_paper")
@@ -318,15 +404,106 @@ class PNNHPaper(PNNH):
     head_norm: bool | None = False
 
 
-def learner_width(spec: BlockSpec, code: int) -> int:
+def _shrinking(spec: BlockSpec) -> list[Stage]:
+    """The hidden layers that make room for the coder: all but a depthwise convolution of the input itself."""
+    inner = [stage for i, stage in enumerate(spec.stages[:-1]) if i > 0 or not stage.depthwise]
+    return inner or [*spec.stages[:-1]]
+
+
+def _too_narrow(spec: BlockSpec) -> Unsupported:
+    width = min(stage.out_features for stage in _shrinking(spec))
+    return Unsupported(f"its narrowest layer writes {width} channels, too few for coder and learner")
+
+
+def learner_width(family: str, width: int, code: int) -> int:
     """H - C_B, the width of a learner beside its coder.
 
     In an inverted bottleneck, where C_B is a small part of H, it is rounded down to a multiple of 8, as MobileNet's own
     widths are: matrix products of others run by slower kernels.
     """
-    width = spec.layers[0].out_features - code
+    width -= code
     down = width - width % ALIGNED
-    return down if spec.family == "inverted" and down >= 0.9 * width else width
+    return down if family == "inverted" and down >= 0.9 * width else width
+
+
+def keeps_size(conv: nn.Conv1d | nn.Conv2d) -> bool:
+    """An odd kernel with the zero padding that keeps the size at stride 1."""
+    same = tuple(d * (k - 1) // 2 for k, d in zip(conv.kernel_size, conv.dilation, strict=True))
+    odd = all(k % 2 for k in conv.kernel_size)
+    return odd and conv.padding_mode == "zeros" and conv.padding == same and len({*conv.stride}) == 1
+
+
+def fresh(module: nn.Module, old: int, new: int, **factory: Any) -> list[tuple[str, nn.Module]]:
+    """A module behind a convolution at another width, freshly initialised, with the name that it goes by.
+
+    Gains and shifts have none: the learner's last convolution has a small scale of its own.
+    """
+    if isinstance(module, Scale | Shift | LayerScale):
+        return []
+    if isinstance(module, nn.Dropout):
+        return [("drop", nn.Dropout(module.p))]
+    if isinstance(module, NORMS):
+        act = getattr(module, "act", None)  # timm's BatchNormAct2d
+        own = [] if act is None or isinstance(act, nn.Identity) else [("act", copy.deepcopy(act))]
+        return [("norm", norm_like(module, new, **factory) if old != new else renewed(module)), *own]
+    if is_activation(module):
+        return [("act", copy.deepcopy(module))]
+    return [("gate", gate_like(module, old, new))]
+
+
+def renewed(module: nn.Module) -> nn.Module:
+    """A copy of a module with its parameters as at initialisation."""
+    new = copy.deepcopy(module)
+    for part in new.modules():
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    if isinstance(new, BatchNormAct2d):
+        new.act, new.drop = nn.Identity(), nn.Identity()
+    return new
+
+
+def gate_like(gate: nn.Module, old: int, new: int) -> nn.Module:
+    """A module that keeps the shape of what it reads (squeeze-and-excitation), fresh and at another width."""
+    gate = renewed(gate)
+    for path, layer in list(gate.named_modules()):
+        if old == new or not path:
+            continue
+        if type(layer) in LAYERS:
+            sizes = [new if size == old else size for size in (layer_sizes(layer))]
+            gate.set_submodule(path, resized(layer, *sizes))
+        elif isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.num_features == old:
+            gate.set_submodule(path, norm_like(layer, new))
+    return gate
+
+
+def layer_sizes(layer: nn.Module) -> tuple[int, int]:
+    """Channels that a layer reads and writes."""
+    linear = isinstance(layer, nn.Linear)
+    return (layer.in_features, layer.out_features) if linear else (layer.in_channels, layer.out_channels)  # type: ignore[return-value]
+
+
+def resized(layer: Any, inputs: int, outputs: int) -> nn.Module:
+    """A layer like this one between other widths, as PyTorch initialises it."""
+    made = {"bias": layer.bias is not None, **factory(layer)}
+    if isinstance(layer, nn.Linear):
+        return nn.Linear(inputs, outputs, **made)
+    if layer.groups != 1:
+        raise Unsupported(f"its gate holds {describe(layer)} in groups, which can't be made at another width")
+    settings = {"kernel_size": layer.kernel_size, "stride": layer.stride, "padding": layer.padding}
+    return type(layer)(inputs, outputs, dilation=layer.dilation, **settings, **made)
+
+
+class SeriesCoder(nn.Module):
+    """A coder of images along one axis: it reads `stride` equal rows, which it averages where it strides."""
+
+    def __init__(self, coder: nn.Module, stride: int) -> None:
+        super().__init__()
+        self.coder = coder
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.coder(x.unsqueeze(2).expand(-1, -1, self.stride, -1))
+        return y.squeeze(2)
 
 
 def set_head_norm(where: str, model: nn.Module, wanted: bool | None) -> None:
@@ -380,14 +557,15 @@ def check_hidden(hidden: object) -> dict[int, int]:
 
 def check_strides(spec: BlockSpec) -> None:
     """A coded transition pools with the taps of one convolution that reaches over its stride."""
-    pooling = spec.layers[0] if len(spec.layers) == 2 else spec.layers[1]
-    dilated = isinstance(pooling.conv, nn.Conv2d) and pooling.conv.dilation != (1, 1)
-    reaches = pooling.stride == spec.stride and pooling.kernel >= 3 and not dilated
-    if spec.stride > 2 or (spec.stride == 2 and not reaches):
+    strides = [stage.stride for stage in spec.stages]
+    stride = math.prod(strides)
+    pooling = [stage for stage in spec.stages if stage.stride == stride]
+    dilated = any(not isinstance(s.conv, nn.Linear) and {*s.conv.dilation} != {1} for s in pooling)
+    reaches = bool(pooling) and pooling[0].kernel >= 3 and not dilated
+    if stride > 2 or (stride == 2 and not reaches):
         raise Unsupported(
-            f"its strides {[layer.stride for layer in spec.layers]} with kernels "
-            f"{[layer.kernel for layer in spec.layers]}{', dilated,' if dilated else ''} leave no convolution to pool "
-            "in; transition='whole' works"
+            f"its strides {strides} with kernels {[stage.kernel for stage in spec.stages]}"
+            f"{', dilated,' if dilated else ''} leave no convolution to pool in; transition='whole' works"
         )
 
 
@@ -397,20 +575,25 @@ def passes_positive(act: nn.Module) -> bool:
     return bool(torch.allclose(copy.deepcopy(act)(z.clone()), z))
 
 
-def conv_like(layer: BranchLayer, fan_in: int, fan_out: int) -> Conv:
-    """A convolution or linear layer like the given one, between other widths."""
-    old = layer.conv
+def conv_like(stage: Layer, fan_in: int, fan_out: int) -> Conv:
+    """A convolution or linear layer like that of a stage, between other widths; what it pads is part of it."""
+    old = stage.conv
     if min(fan_in, fan_out) < 1:
         raise Unsupported("its coder leaves no width for the learner; a smaller ratio does")
     if isinstance(old, nn.Linear):
         return nn.Linear(fan_in, fan_out, bias=old.bias is not None, **factory(old))
-    groups = fan_out if layer.depthwise else old.groups
+    groups = fan_out if stage.depthwise else old.groups
+    if (fan_in % groups or fan_out % groups) and not (fan_out % (size := old.out_channels // old.groups)):
+        groups = fan_out // size  # as many channels in a group as before
     if fan_in % groups or fan_out % groups:
         raise Unsupported(
             f"its convolution of {groups} groups can't be cut to {fan_in} -> {fan_out} channels, which {groups} does "
             "not divide; another ratio may"
         )
-    return nn.Conv2d(fan_in, fan_out, groups=groups, bias=old.bias is not None, **conv_arguments(old))
+    made = conv_arguments(old)  # type: ignore[arg-type]
+    if getattr(stage, "pad", ()):
+        made["padding"] = tuple(d * (k - 1) // 2 for k, d in zip(old.kernel_size, old.dilation, strict=True))
+    return type(old)(fan_in, fan_out, groups=groups, bias=old.bias is not None, **made)  # type: ignore[return-value]
 
 
 def initialise(conv: Conv, scale: float) -> None:

@@ -9,6 +9,7 @@ widths, strides, the sign of what it reads) is derived from them here, so that a
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,10 +20,13 @@ from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip._core.layers import behaves_as, conv_settings, layer_with
+from unskip._core.layers import behaves_as, conv_settings, inherits, inherits_from, known_class, layer_with
 from unskip._core.modules import square
+from unskip.methods.attention.self_attention import AttentionSpec
+from unskip.methods.pieces import Permute, Scale, Shift, Transpose
 
 Conv = nn.Conv2d | nn.Linear
+LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 # Activations behind which there is nothing negative, or little: what follows them needs no sign.
@@ -40,21 +44,20 @@ class Unsupported(ValueError):  # noqa: N818 - users see plainify's UnsupportedB
 
 
 @dataclass(frozen=True)
-class BranchLayer:
-    """One convolution (or linear layer) of a branch with the norm and the activation that follow it."""
+class Layer:
+    """A convolution or linear layer of a branch."""
 
-    conv: Conv
-    norm: nn.Module | None
-    act: nn.Module | None
-    drop: float  # the rate of dropout behind them
+    conv: Any  # Conv1d, Conv2d or Linear
 
     @property
     def in_features(self) -> int:
-        return self.conv.in_features if isinstance(self.conv, nn.Linear) else self.conv.in_channels
+        width: int = self.conv.in_features if isinstance(self.conv, nn.Linear) else self.conv.in_channels
+        return width
 
     @property
     def out_features(self) -> int:
-        return self.conv.out_features if isinstance(self.conv, nn.Linear) else self.conv.out_channels
+        width: int = self.conv.out_features if isinstance(self.conv, nn.Linear) else self.conv.out_channels
+        return width
 
     @property
     def kernel(self) -> int:
@@ -65,8 +68,38 @@ class BranchLayer:
         return 1 if isinstance(self.conv, nn.Linear) else self.conv.stride[0]
 
     @property
+    def groups(self) -> int:
+        return 1 if isinstance(self.conv, nn.Linear) else self.conv.groups
+
+    @property
     def depthwise(self) -> bool:
-        return isinstance(self.conv, nn.Conv2d) and 1 < self.conv.groups == self.in_features == self.out_features
+        return 1 < self.groups == self.in_features == self.out_features
+
+
+@dataclass(frozen=True)
+class BranchLayer(Layer):
+    """A layer of a branch with the norm and the activation that follow it."""
+
+    norm: nn.Module | None
+    act: nn.Module | None
+    drop: float  # the rate of dropout behind them
+
+
+@dataclass(frozen=True)
+class Stage(Layer):
+    """A layer of a branch with all that follows it, in order, up to the next one: norm, activation, gate, gain."""
+
+    pad: tuple[int, ...]  # zeros before it beside its own, as nn.ZeroPad2d has them
+    behind: tuple[nn.Module, ...]
+
+    @property
+    def act(self) -> nn.Module | None:
+        """Its one activation; Unsupported if there are several."""
+        acts = [m.act if isinstance(m, BatchNormAct2d) else m for m in self.behind]
+        acts = [act for act in acts if is_activation(act)]
+        if len(acts) > 1:
+            raise Unsupported("its branch has several activations in a row")
+        return acts[0] if acts else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +112,9 @@ class BlockSpec:
     shortcut: nn.Module | None = None  # None: the identity; else the projection
     skip: bool = True  # False: the block has no skip connection (MobileNet-V2 where the width changes)
     out_act: nn.Module | None = None  # the activation after the addition
+    projects_input: bool = False  # the projection reads x itself, and not pre(x)
     kept: tuple[str, ...] = ()  # skips of this block that no method removes, by name ('attention')
+    attention: Callable[[], AttentionSpec] | None = None  # reads the block's attention, to be made skip-free too
     nonnegative: bool = False  # proven that the block reads nothing negative; set by `plainify` for exact methods
 
     @cached_property
@@ -89,7 +124,7 @@ class BlockSpec:
         for module in self.branch:
             if isinstance(module, NO_OPS):
                 continue
-            if type(module) in (nn.Conv2d, nn.Linear):
+            if inherits_from(module, nn.Conv2d, nn.Linear):
                 assert isinstance(module, nn.Conv2d | nn.Linear)
                 layers.append(BranchLayer(module, None, None, 0.0))
                 continue
@@ -109,6 +144,60 @@ class BlockSpec:
                 )
             layers[-1] = last
         return tuple(layers)
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The branch as layers with whatever follows each; `layers` is stricter. Without changes of axes (`framed`)."""
+        stages: list[Stage] = []
+        pad: tuple[int, ...] = ()
+        for module in self.branch:
+            if isinstance(module, NO_OPS):
+                continue
+            if isinstance(module, LAYERS):
+                if not inherits_from(module, *LAYERS) or isinstance(module, nn.Conv3d):
+                    raise Unsupported(f"its branch holds {describe(module)}, which is no ordinary convolution")
+                stages.append(Stage(module, pad, ()))
+                pad = ()
+            elif isinstance(module, nn.ZeroPad1d | nn.ZeroPad2d) and not pad:
+                pad = tuple(module.padding)
+            elif not stages or pad:
+                raise Unsupported(f"its branch begins with {describe(module)}, not with a convolution")
+            else:
+                stages[-1] = replace(stages[-1], behind=(*stages[-1].behind, module))
+        if not stages or pad:
+            raise Unsupported("its branch has no convolution" if not stages else "its branch ends with a padding")
+        return tuple(stages)
+
+    def framed(self) -> tuple["BlockSpec", tuple[nn.Module, ...], tuple[nn.Module, ...]]:
+        """The block with all layers of its branch on the same axes, and the changes of axes before and behind it.
+
+        Linear layers on the last axis of images become 1 x 1 convolutions (ConvNeXt); a branch whose layers all read
+        other axes than x has (the tokens of an MLP-Mixer) is given on theirs.
+        """
+        frame: list[nn.Module] = []  # the changes of axes that are open
+        seen: list[tuple[tuple[nn.Module, ...], nn.Module]] = []
+        for module in self.branch:
+            if not isinstance(module, Permute | Transpose):
+                seen.append((tuple(frame), module))
+            elif frame and module.undoes(frame[-1]):
+                frame.pop()
+            else:
+                frame.append(module)
+        frames = {id(frame[0]) if frame else 0: frame for frame, module in seen if isinstance(module, LAYERS)}
+        if not any(frame for frame, _ in seen) and not frame:
+            return self, (), ()
+        if frame or any(len(frame) > 1 for frame, _ in seen):
+            raise Unsupported("its branch changes the order of axes in a way that it does not take back")
+        convs = any(isinstance(m, nn.Conv2d) for _, m in seen)
+        if convs and all(isinstance(f[0], Permute) and f[0].order == (0, 2, 3, 1) for f, _ in seen if f):
+            branch = [as_channels_first(m) if frame else m for frame, m in seen]
+            return replace(self, branch=tuple(branch)), (), ()
+        if len(frames) == 1 and not convs and 0 not in frames:
+            ((change,),) = frames.values()
+            back = change.inverse()  # type: ignore[operator]
+            branch = [m if frame or is_elementwise(m) else nn.Sequential(back, m, change) for frame, m in seen]
+            return replace(self, branch=tuple(branch)), (change,), (back,)
+        raise Unsupported("the layers of its branch read different axes")
 
     @cached_property
     def family(self) -> str:
@@ -133,15 +222,15 @@ class BlockSpec:
 
     @property
     def in_features(self) -> int:
-        return self.layers[0].in_features
+        return self.framed()[0].stages[0].in_features
 
     @property
     def out_features(self) -> int:
-        return self.layers[-1].out_features
+        return self.framed()[0].stages[-1].out_features
 
     @property
     def stride(self) -> int:
-        return math.prod(layer.stride for layer in self.layers)
+        return math.prod(stage.stride for stage in self.framed()[0].stages)
 
     @property
     def transition(self) -> bool:
@@ -168,16 +257,40 @@ class BlockSpec:
         return max((m.drop_prob or 0.0 for m in self.branch if isinstance(m, DropPath)), default=0.0)
 
 
+def as_channels_first(module: nn.Module) -> nn.Module:
+    """What a module does on the last axis of (B, H, W, C), on the second of (B, C, H, W)."""
+    if isinstance(module, nn.Linear):
+        conv = layer_with(module.weight[..., None, None], module.bias)
+        conv.weight.requires_grad_(module.weight.requires_grad)
+        return conv.train(module.training)
+    if is_elementwise(module):
+        return module
+    if isinstance(module, Scale | Shift) and isinstance(module.value, Tensor) and len(module.shape) <= 1:
+        return type(module)(module.value, (*module.shape, 1, 1))
+    if isinstance(module, Scale | Shift) and not isinstance(module.value, Tensor):
+        return module
+    return nn.Sequential(Permute((0, 2, 3, 1)), module, Permute((0, 3, 1, 2)))
+
+
+def is_elementwise(module: nn.Module) -> bool:
+    """Whether a module acts on each number alone, whatever the axes are."""
+    return (is_activation(module) and not isinstance(module, nn.PReLU)) or isinstance(module, (nn.Dropout, *NO_OPS))
+
+
 def describe(module: nn.Module) -> str:
-    """The package and the class of a module: 'timm.SEModule'."""
+    """The package and the class of a module: 'timm.SEModule'; of code that was read, the function and its line."""
+    line = getattr(module, "meta", {}).get("line")
+    if line:
+        return f"{type(module).__name__!r} ({line})"
     return f"{type(module).__module__.split('.')[0]}.{type(module).__name__}"
 
 
 def is_activation(module: nn.Module) -> bool:
-    """The activations of torch.nn and timm that act on each number alone."""
-    known = type(module).__module__.startswith(("torch.nn.modules.activation", "timm.layers.activations"))
+    """The activations of torch.nn and timm that act on each number alone, and subclasses that change nothing."""
+    known = known_class(module)
+    listed = known.__module__.startswith(("torch.nn.modules.activation", "timm.layers.activations"))
     across = (nn.MultiheadAttention, nn.GLU, nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin)
-    return known and not isinstance(module, across)
+    return listed and inherits(type(module), known) and not isinstance(module, across)
 
 
 def is_batch_norm(module: nn.Module) -> bool:

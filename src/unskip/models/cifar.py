@@ -10,30 +10,14 @@ from typing import Any, Literal
 import torch
 from timm.layers.drop import DropPath
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from unskip.methods.pieces import PadShortcut
 from unskip.methods.spec import BlockSpec, factory, parts
 from unskip.models.staged import StagedNet, check_count
 from unskip.surgery import register_reader
 
 Shortcut = Literal["A", "B"]
 HE_WIDTHS = (16, 32, 64)  # channels of He's three stages; the stem has those of the first
-
-
-class PadShortcut(nn.Module):
-    """Option A: every stride-th pixel, and zeros for the new channels."""
-
-    def __init__(self, stride: int, extra: int) -> None:
-        super().__init__()
-        self.stride = stride
-        self.extra = extra
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
-
-    def mixing(self, channels: int) -> Tensor:
-        """(out, in): the 1 x 1 kernel that it stands for."""
-        return torch.eye(channels + self.extra, channels, dtype=torch.float64, device="cpu")
 
 
 def make_shortcut(in_chs: int, out_chs: int, stride: int, shortcut: Shortcut) -> nn.Module | None:

@@ -21,8 +21,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from unskip.methods.pieces import PadShortcut
 from unskip.methods.spec import BlockSpec, Unsupported, parts, replace_weight
-from unskip.models.cifar import HE_WIDTHS, CifarNet, PadShortcut
+from unskip.models.cifar import HE_WIDTHS, CifarNet
 from unskip.models.named import CIFAR
 from unskip.models.registry import register_network
 from unskip.surgery import register_reader

@@ -1,8 +1,10 @@
 """plainify: a skip-free version of a residual network."""
 
+import itertools
 import math
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,12 +16,16 @@ from unskip._core.layers import redefines
 from unskip._core.modules import checked_model, copied
 from unskip.coders import CoderBank
 from unskip.methods import BlockSpec, Method, Unsupported, out_of_range, resolve_method
+from unskip.methods.attention import ATTENTIONS, KEEP, AttentionSpec, check_attention
 from unskip.methods.registry import method_name
 from unskip.methods.spec import NORMS, describe
-from unskip.surgery.cost import Cost, compare, on_meta
+from unskip.methods.stack import stacked
+from unskip.surgery.cost import Cost, compare, memory_plan, on_meta
+from unskip.surgery.memory import MemoryPlan, MemoryPlans
 from unskip.surgery.proof import find_example, in_float64, input_shapes, prove, refuse_training, stored_as
-from unskip.surgery.reading import Reader, find_blocks, known_families
+from unskip.surgery.reading import Reader, find_blocks
 from unskip.surgery.signs import decides, meta_input, nonnegative_inputs
+from unskip.surgery.traced import expose
 from unskip.surgery.tracing import ADDITIONS, trace
 
 
@@ -31,6 +37,7 @@ class Surgery:
     replaced: tuple[str, ...]  # paths of the blocks that are skip-free now
     left: tuple[str, ...]  # what stays (strict=False): paths of blocks, and 'path (addition n)' outside of blocks
     kept: dict[str, int]  # skips that stay by design, by kind: {'attention': 12}
+    attention: str = KEEP  # how attention was made skip-free
     exact: float | None = None  # of an exact method: the relative error that was found in float64
 
 
@@ -46,6 +53,7 @@ def plainify(
     model: nn.Module,
     method: str | Method = "pnnh",
     *,
+    attention: str = KEEP,
     strict: bool = True,
     example: Tensor | None = None,
     **options: Any,
@@ -56,6 +64,8 @@ def plainify(
         model: a timm, torchvision or unskip residual network, or one whose blocks have a registered reader.
         method: how blocks are made skip-free: a name, or a method object. `unskip models --methods` lists the names
             with their options, and so does the page *Methods* of the documentation.
+        attention: how the attention of transformers is made skip-free: 'shaped', 'value_skipinit', 'espa', 'cut',
+            'plain' (docs/attention.md). 'keep' leaves its skips, and `surgery.kept` counts them.
         strict: whether a residual block that can't be made skip-free, or an addition outside of blocks, is an error.
             With False it is a warning, it stays as it is, and `surgery.left` names it.
         example: a batch of inputs that an exact method checks its result on; without it small random images that the
@@ -72,10 +82,17 @@ def plainify(
     random inputs of other sizes, with or without gradients; `surgery.exact` is the error. A network on the meta device
     has no numbers to check. `unskip.ship.convert` adds the error of each layer, and the cost.
     """
+    check_attention(attention)
     how = _resolve("plainify", model, method, options)
     model = checked_model("plainify", model)
+    if attention != KEEP and getattr(how, "exact", False):
+        raise ValueError(
+            f"plainify: method {method_name(how)!r} keeps the function, and attention={attention!r} changes it; leave "
+            "attention out, or choose a method that is trained anew, such as 'pnnh'."
+        )
     if not getattr(how, "exact", False) or any(p.is_meta for p in model.parameters()):
-        return _plainify(copied("plainify", model), how, example, strict=strict, original=model)
+        copy = copied("plainify", model)
+        return _plainify(copy, how, example, strict=strict, attention=attention, original=model)
     original = in_float64("plainify", model)
     plain = _plainify(copied("plainify", original), how, example, strict=strict, original=model)
     x = find_example("plainify", plain, example)  # which may ask for more than the original: even sides
@@ -93,12 +110,62 @@ def cost(
     Args:
         model: a residual network.
         method: as in `plainify`.
-        example: a batch of inputs, for its shape; else the input size that the network knows, or an image of 224 px.
+        example: a batch of inputs, for its shape; else the input size that the network knows, or its first layer
+            suggests.
         strict: as in `plainify`.
         options: the options of the method; its `limit` does not count here.
     """
     how = _resolve("cost", model, method, options)
     return _cost(checked_model("cost", model), how, example, strict=strict)
+
+
+def memory_variants(
+    model: nn.Module, example: Tensor | None = None, *, name: str = "network", in_place: bool = True
+) -> MemoryPlans:
+    """Returns the memory plans of what can be shipped of a model, by name, to be printed side by side.
+
+    Of a residual network: itself, what `rm` makes of it, and what `pnnh` does, folded dense and fast. Of one that has
+    no skips: itself folded, dense and, where that is another network, fast. Weights play no part.
+
+    Args:
+        model: a network; its weights may be on the meta device where it is residual and pnnh is not wanted.
+        example: as in `memory_plan`, and so is `in_place`.
+        name: of the network, in the table.
+    """
+    model = checked_model("memory_plan", copied("memory_plan", model).eval())
+    blocks = [_read(block, path, reader, KEEP) for path, block, reader in find_blocks(model)]
+    found: dict[str, MemoryPlan | str] = {}
+
+    def add(label: str, build: Callable[[], nn.Module]) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of lost weights, which are not wanted
+                found[label] = memory_plan(build(), example, in_place=in_place)
+        except ValueError as refusal:
+            found[label] = getattr(refusal, "reason", str(refusal))
+
+    def folded(network: nn.Module, label: str) -> None:
+        forms = {form: stacked(network, fast=form == "fast") for form in ("dense", "fast")}
+        for form, each in forms.items():
+            add(f"{label}, {form}", lambda each=each: each)  # type: ignore[misc]
+        if found[f"{label}, dense"] == found[f"{label}, fast"]:
+            found[label] = found.pop(f"{label}, dense")
+            del found[f"{label}, fast"]
+
+    if not any(isinstance(spec, Unsupported) or spec.skip for spec in blocks):
+        folded(model, name)
+        return MemoryPlans(found)
+    found[name] = memory_plan(model, example, in_place=in_place)
+    add(f"{name}, rm", lambda: _plainify(on_meta(model), resolve_method("rm", {}), example, strict=True))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            plain = plainify(model, "pnnh").eval()
+    except ValueError as refusal:
+        found[f"{name}, pnnh"] = getattr(refusal, "reason", str(refusal))
+    else:
+        folded(plain, f"{name}, pnnh")
+    return MemoryPlans(found)
 
 
 def takes(model: nn.Module, method: str | Method, **options: Any) -> bool:
@@ -140,7 +207,13 @@ def _refuse_range(plain: nn.Module, x: Tensor) -> None:
 
 
 def _plainify(
-    model: nn.Module, method: Method, example: Tensor | None, *, strict: bool, original: nn.Module | None = None
+    model: nn.Module,
+    method: Method,
+    example: Tensor | None,
+    *,
+    strict: bool,
+    attention: str = KEEP,
+    original: nn.Module | None = None,
 ) -> nn.Module:
     """`plainify` in place. With `original`, the network before, the method's limit on its growth is enforced."""
     exact, limit = getattr(method, "exact", False), getattr(method, "limit", math.inf)
@@ -151,55 +224,71 @@ def _plainify(
     kept: Counter[str] = Counter()
     discarded: list[int] = []  # trained weights, by block
     done: dict[int, nn.Module] = {}  # by id of the old block: a block that is used twice stays one block
-    blocks = [(path, block, reader, _read(block, path, reader)) for path, block, reader in find_blocks(model)]
-    if all(isinstance(spec, BlockSpec) and not spec.skip for *_, spec in blocks):
-        _refuse(
-            ValueError(
-                f"plainify: {name} has no residual block that a reader knows: it is plain already, or its skips stand "
-                f"elsewhere. Known blocks: {', '.join(known_families())}. Add one with unskip.surgery.register_reader."
-            ),
-            strict,
-        )
-    additions, nonnegative = _look_around(model, [path for path, *_ in blocks], example, exact)
-    for path, block, reader, spec in blocks:
-        if id(block) in done:
+    seen: list[nn.Module] = []  # blocks of earlier rounds that stay
+    additions: list[str] = []
+    for number in itertools.count():  # a second round for the skips around blocks, which are plain by then
+        model = expose(model)
+        found = [(path, block, reader) for path, block, reader in find_blocks(model) if block not in seen]
+        if number > 0 and not found:
+            break
+        blocks = [(path, block, reader, _read(block, path, reader, attention)) for path, block, reader in found]
+        attentions = _read_attention([spec for *_, spec in blocks])
+        if number == 0 and all(isinstance(spec, BlockSpec) and not spec.skip for *_, spec in blocks):
+            _refuse(
+                ValueError(
+                    f"plainify: {name} has no residual connection that can be removed: it is plain already, or what it "
+                    "adds can't be read (docs/extending.md says what a block of your own needs)."
+                ),
+                strict,
+            )
+        additions, nonnegative = _look_around(model, [path for path, *_ in blocks], example, exact)
+        for path, block, reader, spec in blocks:
+            if id(block) in done:
+                model = _put(model, path, done[id(block)])
+                replaced.append(path)
+                continue
+            try:
+                if isinstance(spec, Unsupported):
+                    raise spec
+                mixer = attentions.get(id(spec))
+                if isinstance(mixer, Unsupported):
+                    raise mixer
+                new = method.build(replace(spec, nonnegative=path in nonnegative), bank)
+                if exact and new is not None:
+                    _refuse_unknown(block, path)
+            except Unsupported as reason:
+                sentence = f"plainify: method {label!r} can't make block {path!r} of {name} skip-free: {reason}."
+                _refuse(UnsupportedBlockError(sentence), strict)
+                left.append(path)
+                seen.append(block)
+                continue
+            kept.update(spec.kept)
+            if new is None:
+                seen.append(block)
+                continue
+            if not isinstance(new, nn.Module):
+                raise ValueError(f"plainify: method {label!r} built {new!r} for {path!r}, which is not an nn.Module.")
+            if getattr(new, "keeps_skip", False):
+                kept["block"] += 1
+            if not exact and _looks_trained(block):
+                discarded.append(_lost_weights(spec, new))
+            new.train(block.training)
+            done[id(block)] = reader.write(block, new)
+            if mixer is not None:
+                mixed = ATTENTIONS[attention].build(mixer).train(block.training)
+                mixed.start_mlp(new)
+                mixer.write(done[id(block)], mixed)
             model = _put(model, path, done[id(block)])
-            replaced.append(path)
-            continue
-        try:
-            if isinstance(spec, Unsupported):
-                raise spec
-            new = method.build(replace(spec, nonnegative=path in nonnegative), bank)
-            if exact and new is not None:
-                _refuse_unknown(block, path)
-        except Unsupported as reason:
-            sentence = f"plainify: method {label!r} can't make block {path!r} of {name} skip-free: {reason}."
-            _refuse(UnsupportedBlockError(sentence), strict)
-            left.append(path)
-            continue
-        kept.update(spec.kept)
-        if new is None:
-            continue
-        if not isinstance(new, nn.Module):
-            raise ValueError(f"plainify: method {label!r} built {new!r} for {path!r}, which is not an nn.Module.")
-        assert reader is not None
-        if getattr(new, "keeps_skip", False):
-            kept["block"] += 1
-        if not exact and _looks_trained(block):
-            discarded.append(_lost_weights(spec, new))
-        new.train(block.training)
-        done[id(block)] = reader.write(block, new)
-        model = _put(model, path, done[id(block)])
-        if spec.skip:
-            replaced.append(path)
-        if original is not None and _parameters(model) > limit * _parameters(original):
-            _cost(original, method, example, strict=strict).check(limit, "plainify", getattr(method, "cheaper", ""))
+            if spec.skip:
+                replaced.append(path)
+            if original is not None and _parameters(model) > limit * _parameters(original):
+                _cost(original, method, example, strict=strict).check(limit, "plainify", getattr(method, "cheaper", ""))
 
     if additions:
         places = ", ".join(f"{path!r} ({count})" for path, count in Counter(additions).items())
         sentence = (
-            f"plainify: {name} adds tensors outside of its blocks, {len(additions)} times: in {places}. No reader "
-            "knows these as blocks (unskip.surgery.register_reader)."
+            f"plainify: {name} adds tensors outside of its blocks, {len(additions)} times: in {places}. They can't be "
+            "read as the sums of a branch and a shortcut."
         )
         _refuse(UnsupportedBlockError(sentence), strict)
         left += [f"{path} (addition {additions[: i + 1].count(path)})" for i, path in enumerate(additions)]
@@ -216,7 +305,9 @@ def _plainify(
         # timm's save_for_hf writes this name, and the residual network of that name would not take the weights.
         name = f"{config['architecture']} after plainify by {label!r}, which timm can not build"
         model.pretrained_cfg = model.default_cfg = {**config, "architecture": name}  # type: ignore[assignment]
-    model.surgery = Surgery(method=method, replaced=tuple(replaced), left=tuple(left), kept=dict(kept))  # type: ignore[assignment]
+    model.surgery = Surgery(  # type: ignore[assignment]
+        method=method, replaced=tuple(replaced), left=tuple(left), kept=dict(kept), attention=attention
+    )
     return model
 
 
@@ -238,27 +329,41 @@ def _look_around(model: nn.Module, paths: list[str], example: Tensor | None, exa
             continue
         blocks = {path: meta.get_submodule(path) for path in paths}
         hidden = {part for block in blocks.values() for part in block.modules()}
+        hidden |= {part for block in meta.modules() if getattr(block, "skip_free", False) for part in block.modules()}
         sums = [step for step in steps if step.function in ADDITIONS and len(step.sources) > 1]
-        found = [step.where for step in sums if step.module not in hidden]
+        found = [
+            f"{step.where} ({step.line})" if step.line else step.where for step in sums if step.module not in hidden
+        ]
         return found, nonnegative_inputs(meta, blocks, shape) if exact else set()
     return [], set()
 
 
-def _read(block: nn.Module, path: str, reader: Reader | None) -> BlockSpec | Unsupported:
-    """What the reader makes of a block, or why it can't be read."""
-    if reader is None:
-        name = f"{type(block).__module__}.{type(block).__qualname__}"  # in full: timm has several classes of one name
-        return Unsupported(
-            f"no reader knows the class {name}. Known blocks: {', '.join(known_families())}. "
-            "Add one with unskip.surgery.register_reader"
-        )
+def _read(block: nn.Module, path: str, reader: Reader, attention: str) -> BlockSpec | Unsupported:
+    """What the reader makes of a block, or why it can't be read. Attention that keeps its skip is not read."""
     try:
         spec = reader.read(block, path)
     except Unsupported as reason:
         return reason
     if not isinstance(spec, BlockSpec) or not spec.branch:
         raise ValueError(f"plainify: the reader of {describe(block)} gave {spec!r} for {path!r}, not a BlockSpec.")
-    return spec
+    if attention == KEEP:
+        return replace(spec, attention=None)
+    if spec.attention is None and "attention" in spec.kept:
+        return Unsupported("its reader does not read attention; attention='keep' leaves its skip")
+    return replace(spec, kept=tuple(kind for kind in spec.kept if kind != "attention"))
+
+
+def _read_attention(specs: list[BlockSpec | Unsupported]) -> dict[int, AttentionSpec | Unsupported]:
+    """The attention of each block whose skip goes, numbered in order, by id of the block's spec."""
+    found = [spec for spec in specs if isinstance(spec, BlockSpec) and spec.attention is not None]
+    read: dict[int, AttentionSpec | Unsupported] = {}
+    for layer, spec in enumerate(found):
+        assert spec.attention is not None
+        try:
+            read[id(spec)] = replace(spec.attention(), layer=layer, depth=len(found))
+        except Unsupported as reason:
+            read[id(spec)] = reason
+    return read
 
 
 def _refuse_unknown(block: nn.Module, path: str) -> None:

@@ -1,8 +1,6 @@
 """The registry of readers: functions from a residual block of some class to its BlockSpec."""
 
-import dis
-import types
-from collections import Counter
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -10,7 +8,8 @@ from torch import nn
 
 from unskip._core import plugins
 from unskip._core.layers import inherits
-from unskip.methods.spec import BlockSpec
+from unskip.methods.spec import BlockSpec, Unsupported
+from unskip.surgery.traced import LAYERS, Flow, adds, is_layer, read_traced
 
 Read = Callable[[nn.Module, str], BlockSpec]
 Write = Callable[[nn.Module, nn.Module], nn.Module]
@@ -31,6 +30,9 @@ def _replace(block: nn.Module, skip_free: nn.Module) -> nn.Module:
     return skip_free
 
 
+TRACED = Reader(read_traced, _replace)
+
+
 def register_reader(*classes: type[nn.Module], write: Write = _replace) -> Callable[[Read], Read]:
     """Decorator: makes `read(block, path)`, which returns a BlockSpec, the reader of blocks of these classes.
 
@@ -46,9 +48,16 @@ def register_reader(*classes: type[nn.Module], write: Write = _replace) -> Calla
     return register
 
 
+# Readers of packages that need not be installed, imported at the first block of theirs
+OPTIONAL = {"transformers": "unskip.surgery.huggingface"}
+
+
 def reader_of(module: nn.Module) -> Reader | None:
     """The reader of a module's class, or of a parent class that it behaves as; None where there is none."""
     plugins.load("unskip.readers")
+    home = OPTIONAL.get(type(module).__module__.split(".")[0])
+    if home is not None:
+        importlib.import_module(home)
     for cls in type(module).__mro__:
         if cls in _READERS:
             return _READERS[cls] if inherits(type(module), cls) else None
@@ -61,15 +70,14 @@ def known_families() -> list[str]:
     return sorted({f"{cls.__module__.split('.')[0]} {cls.__name__}" for cls in _READERS})
 
 
-def find_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module, Reader | None]]:
-    """Yields path, block and reader of all residual blocks in order; the reader is None where no reader knows a block.
+def find_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module, Reader]]:
+    """Yields path, block and reader of all residual blocks in order.
 
-    A block of an unknown class is only yielded if it looks residual and the model has several of its class, or if it
-    derives from a class that a reader knows. Modules inside of blocks are not searched.
+    A block of a class that no reader knows is read by its code (`unskip.surgery.traced`); its reader may refuse it.
+    Modules inside of blocks are not searched.
     """
-    classes = Counter(type(module) for module in model.modules())
 
-    def search(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module, Reader | None]]:
+    def search(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module, Reader]]:
         reader = reader_of(module)
         if reader is not None:
             yield path, module, reader
@@ -77,23 +85,22 @@ def find_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module, Reader | Non
             # Not named_children(), which leaves out a block that is used twice.
             children = [(name, child) for name, child in module._modules.items() if child is not None]
             inside = [found for name, child in children for found in search(child, f"{path}.{name}".lstrip("."))]
-            known = any(found is not None for _, _, found in inside)
-            derived = isinstance(module, tuple(_READERS))
-            if not known and (derived or (path and classes[type(module)] > 1 and looks_residual(module))):
-                yield path, module, None
-            else:
-                yield from inside
+            if not inside and _is_block(module, bool(path)):
+                yield path, module, TRACED
+            yield from inside
 
     yield from search(model, "")
 
 
-def looks_residual(module: nn.Module) -> bool:
-    """Whether a module holds a convolution or linear layer and its `forward` adds something.
-
-    This is a guess, used only to name the blocks for which a reader is missing.
-    """
-    forward = getattr(type(module).forward, "__wrapped__", type(module).forward)
-    if not isinstance(forward, types.FunctionType) or forward.__module__.startswith("torch.nn.modules"):
+def _is_block(module: nn.Module, path: bool) -> bool:
+    """Whether the forward of a module is built around one addition, or adds something and can't be followed."""
+    if is_layer(module) or not adds(module) or not any(isinstance(child, LAYERS) for child in module.modules()):
         return False
-    adds = any(op.opname == "BINARY_OP" and op.argrepr in ("+", "+=") for op in dis.get_instructions(forward))
-    return adds and any(isinstance(child, nn.Conv2d | nn.Linear) for child in module.modules())
+    try:
+        flow = Flow(module)
+    except Unsupported:
+        return not isinstance(module, nn.Sequential) and path
+    try:
+        return bool(flow.sums()) and flow.whole() is not None
+    except Unsupported:
+        return True

@@ -4,7 +4,11 @@ Recorded from one forward pass, function by function, so that whatever a `forwar
 addition, a mean) is seen too. An activation in place writes a new version of the tensor that it reads.
 """
 
-from collections.abc import Callable, Iterable
+import os
+import re
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +22,16 @@ from unskip._core.modules import preserved
 ADDITIONS = ("add", "add_", "iadd", "__add__", "__iadd__", "__radd__")  # functions that add two tensors
 
 
+LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
+
+
+def user_line(stack: str | None) -> str:
+    """The innermost line of code in a printed stack that is not PyTorch's or ours: 'net.py:12'."""
+    lines = re.findall(r'File "([^"]+)", line (\d+)', stack or "")
+    own = [(file, line) for file, line in lines if not file.startswith((*LIBRARIES, "<"))]
+    return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
+
+
 @dataclass(eq=False)
 class TraceStep:
     """One call of a function that reads something which depends on the input."""
@@ -29,14 +43,17 @@ class TraceStep:
     sources: list["TraceStep | None"]  # that wrote what it reads, one for each tensor; None is the input itself
     readers: list["TraceStep"] = field(default_factory=list)
 
+    line: str = ""  # of an addition: the innermost line of code that is not PyTorch's or ours, 'net.py:12'
+
     @property
     def where(self) -> str:
         """The path; for the network itself, the name of its class."""
         return self.path or type(self.module).__name__
 
 
-def trace(model: nn.Module, example: Tensor) -> list[TraceStep]:
-    """All steps of a forward pass, in their order."""
+@contextmanager
+def running_modules(model: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
+    """The path and module of each module of the model that is running, the innermost last."""
     running: list[tuple[str, nn.Module]] = []
 
     def enter(path: str) -> Callable[..., None]:
@@ -45,16 +62,22 @@ def trace(model: nn.Module, example: Tensor) -> list[TraceStep]:
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         running.pop()
 
-    tracer = _Tracer(running, example)
     handles = []
     try:
         for path, module in model.named_modules():
             handles += [module.register_forward_pre_hook(enter(path)), module.register_forward_hook(leave)]
-        with preserved(model), torch.no_grad(), tracer:
-            model(example)
+        yield running
     finally:
         for handle in handles:
             handle.remove()
+
+
+def trace(model: nn.Module, example: Tensor) -> list[TraceStep]:
+    """All steps of a forward pass, in their order."""
+    with running_modules(model) as running:
+        tracer = _Tracer(running, example)
+        with preserved(model), torch.no_grad(), tracer:
+            model(example)
     return tracer.steps
 
 
@@ -76,6 +99,8 @@ class _Tracer(TorchFunctionMode):
             path, module = self.running[-1]
             name = getattr(func, "__name__", str(func))
             step = TraceStep(name, path, module, written[0].shape, [self.writer[id(x)] for x in read])
+            if name in ADDITIONS:
+                step.line = user_line("".join(traceback.format_stack()))
             for source in step.sources:
                 if source is not None:
                     source.readers.append(step)

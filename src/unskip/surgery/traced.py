@@ -1,0 +1,681 @@
+"""Reads residual blocks off the code of a forward, for blocks that no reader knows by their class.
+
+torch.fx follows a forward symbolically, with the modules that it calls as leaves. In the graph every addition of two
+tensors that depend on the input is a residual connection between the fork, its immediate dominator, and itself:
+
+    y = act(a branch(pre(x)) + b shortcut)         functions become modules, a and b modules `Scale`
+
+What is read is proved: the parts, put together again, must give what the block gives, in float64 with random weights on
+random inputs of two sizes. What can't be read is refused with the line of the code that stands in the way.
+"""
+
+import copy
+import dis
+import inspect
+import operator
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from timm.layers import DropPath, LayerScale, LayerScale2d
+from torch import Tensor, fx, nn
+from torchvision.ops import Permute as TorchvisionPermute
+from torchvision.ops import StochasticDepth
+
+from unskip._core.errors import reason
+from unskip._core.layers import altered, inherits
+from unskip.methods.pieces import PadShortcut, Permute, Residual, Scale, Shift, Transpose
+from unskip.methods.spec import LAYERS, NO_OPS, NORMS, BlockSpec, Unsupported, is_activation
+from unskip.surgery.tracing import user_line
+from unskip.surgery.verify import difference
+
+EXACT = 1e-9  # relative, in float64
+SIGNS = ("+", "+=", "-", "-=")
+ADD = {"add", "iadd", "sub", "isub"}
+MUL = {"mul", "imul", "div", "truediv", "itruediv", "multiply", "divide"}
+RESHAPES = {"view", "reshape", "unsqueeze", "getitem", "expand", "permute", "flatten"}
+ATTENTION = {"softmax", "scaled_dot_product_attention", "MultiheadAttention", "matmul", "bmm", "einsum"}
+
+# Functions of one tensor as modules, by name; in place or not is the same here.
+FUNCTIONS: dict[str, Callable[..., nn.Module | None]] = {
+    "relu": lambda inplace=False: nn.ReLU(),
+    "relu6": lambda inplace=False: nn.ReLU6(),
+    "leaky_relu": lambda negative_slope=0.01, inplace=False: nn.LeakyReLU(negative_slope),
+    "gelu": lambda approximate="none": nn.GELU(approximate),
+    "silu": lambda inplace=False: nn.SiLU(),
+    "mish": lambda inplace=False: nn.Mish(),
+    "hardswish": lambda inplace=False: nn.Hardswish(),
+    "hardsigmoid": lambda inplace=False: nn.Hardsigmoid(),
+    "hardtanh": lambda min_val=-1.0, max_val=1.0, inplace=False: nn.Hardtanh(min_val, max_val),
+    "elu": lambda alpha=1.0, inplace=False: nn.ELU(alpha),
+    "selu": lambda inplace=False: nn.SELU(),
+    "softplus": lambda beta=1.0, threshold=20.0: nn.Softplus(beta, threshold),
+    "tanh": lambda: nn.Tanh(),
+    "sigmoid": lambda: nn.Sigmoid(),
+    **{
+        f"{name.lower()}": lambda p=0.5, training=True, inplace=False, kind=name: getattr(nn, kind)(p)
+        for name in ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d")
+    },
+    "drop_path": lambda drop_prob=0.0, training=False, scale_by_keep=True: DropPath(drop_prob, scale_by_keep),
+    "avg_pool1d": nn.AvgPool1d,
+    "avg_pool2d": nn.AvgPool2d,
+    "max_pool1d": nn.MaxPool1d,
+    "max_pool2d": nn.MaxPool2d,
+    "contiguous": lambda **_: None,
+    "clone": lambda **_: None,
+    "transpose": lambda dim0, dim1: Transpose(dim0, dim1),
+    "swapaxes": lambda axis0, axis1: Transpose(axis0, axis1),
+    "permute": lambda *order: Permute(tuple(order[0]) if len(order) == 1 else order),
+}
+
+
+class _Follower(fx.Tracer):
+    """Follows one forward; every module that it calls is a leaf."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.record_stack_traces = True
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def _at(line: str) -> str:
+    return f" ({line})" if line else ""
+
+
+class Flow:
+    """What one forward does with its input, as a graph of the modules and functions that it calls."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        modes = [(m, m.training) for m in module.modules()]
+        before = dict(vars(module))
+        try:
+            module.eval()
+            defaults = _defaults(module)
+            self.graph = _Follower().trace(module, defaults)
+        except Exception as error:  # a forward may fail in any way on a symbolic input
+            line = user_line("".join(traceback.format_exception(error)))
+            raise Unsupported(f"its forward can't be followed: {reason(error)}{_at(line)}") from error
+        finally:
+            constants = [name for name in vars(module) if name not in before]
+            for name in constants:
+                delattr(module, name)
+            for m, training in modes:
+                m.training = training
+        placeholders = [n for n in self.graph.nodes if n.op == "placeholder" and n.target not in defaults]
+        if len(placeholders) != 1:
+            raise Unsupported(f"its forward takes {len(placeholders)} inputs, and a block has one")
+        if constants:
+            raise Unsupported("its forward uses a tensor that is neither a parameter nor a buffer")
+        (self.start,) = placeholders
+        (self.output,) = (n for n in self.graph.nodes if n.op == "output")
+        self.end = self.output.args[0]
+        self.sources: dict[fx.Node, list[fx.Node]] = {self.start: []}  # inputs that depend on the start, by node
+        self.above: dict[fx.Node, fx.Node] = {}  # immediate dominators
+        self.depth = {self.start: 0}
+        for node in self.graph.nodes:
+            sources = [n for n in node.all_input_nodes if n in self.sources]
+            if not sources or node.op == "output":
+                continue
+            self.sources[node] = sources
+            above = sources[0]
+            for other in sources[1:]:
+                above = self._common(above, other)
+            self.above[node], self.depth[node] = above, self.depth[above] + 1
+        if self.end not in self.sources:
+            raise Unsupported("its forward does not return one tensor")
+
+    def _common(self, a: fx.Node, b: fx.Node) -> fx.Node:
+        while a is not b:
+            if self.depth[a] < self.depth[b]:
+                a, b = b, a
+            a = self.above[a]
+        return a
+
+    def is_sum(self, node: fx.Node) -> bool:
+        """Whether a node adds two tensors that depend on the input."""
+        operands = node.args[:2]
+        both = len(operands) == 2 and all(isinstance(n, fx.Node) and n in self.sources for n in operands)
+        return _name(node) in ADD and both and all(self._is_tensor(n) for n in operands)  # type: ignore[arg-type]
+
+    def _is_tensor(self, node: fx.Node) -> bool:
+        if _name(node) in ("size", "getattr", "dim", "numel", "floordiv"):
+            return False
+        return not (_name(node) == "getitem" and not self._is_tensor(node.args[0]))  # type: ignore[arg-type]
+
+    def sums(self) -> list[fx.Node]:
+        """All additions of two tensors that depend on the input, in order."""
+        return [n for n in self.sources if n is not self.start and self.is_sum(n)]
+
+    def path(self, start: fx.Node, end: fx.Node) -> list[nn.Module]:
+        """The modules between two nodes, of which the first dominates the second."""
+        found: list[nn.Module] = []
+        while end is not start:
+            above = self.above[end]
+            found[:0] = self._step(above, end)
+            end = above
+        return found
+
+    def _step(self, above: fx.Node, node: fx.Node) -> list[nn.Module]:
+        """A node that depends on the input through one other alone, as modules."""
+        name, others = _name(node), [a for a in node.args[1:] if isinstance(a, fx.Node)]
+        one = self.sources[node] == [above] and node.all_input_nodes.count(above) == 1
+        if not one:
+            return [self._region(above, node)]
+        if node.op == "call_module":
+            if node.args == (above,) and not node.kwargs:
+                return flat(self.module.get_submodule(str(node.target)))
+            return [self._region(above, node)]
+        if name in (MUL | ADD) and len(node.args) == 2 and not node.kwargs:
+            return [self._constant(above, node) or self._region(above, node)]
+        if node.args[:1] == (above,) and not others and not any(isinstance(v, fx.Node) for v in node.kwargs.values()):
+            try:
+                module = self._function(name, node)
+                return [] if module is None else [module]
+            except (KeyError, TypeError):
+                pass
+        return [self._region(above, node)]
+
+    def _function(self, name: str, node: fx.Node) -> nn.Module | None:
+        kwargs = dict(node.kwargs)
+        if name == "pad":
+            pad, mode, value = (*node.args[1:], *[None] * 3)[:3]
+            pad, mode, value = kwargs.get("pad", pad), kwargs.get("mode", mode), kwargs.get("value", value)
+            kind = {2: nn.ZeroPad1d, 4: nn.ZeroPad2d}[len(pad)]  # type: ignore[arg-type]
+            if mode not in (None, "constant") or value:
+                raise KeyError(name)
+            return kind(tuple(pad))  # type: ignore[arg-type]
+        return FUNCTIONS[name](*node.args[1:], **kwargs)
+
+    def _constant(self, above: fx.Node, node: fx.Node) -> nn.Module | None:
+        """A gain or a shift by a number or a parameter."""
+        name = _name(node)
+        first = node.args[0] is above
+        other = node.args[1] if first else node.args[0]
+        inverse, minus = name in ("div", "truediv", "itruediv", "divide"), name in ("sub", "isub")
+        if isinstance(other, int | float) and (first or not (inverse or minus)):
+            number = float(other)
+            if name in ADD:
+                return Shift(-number if minus else number)
+            return Scale(1 / number if inverse else number)
+        if isinstance(other, fx.Node) and not (inverse or minus):
+            root = other
+            while root.op != "get_attr":
+                if _name(root) not in RESHAPES or len(root.all_input_nodes) != 1:
+                    return None
+                (root,) = root.all_input_nodes
+            value = operator.attrgetter(str(root.target))(self.module)
+            shaped = self._evaluate(other)
+            if isinstance(value, Tensor) and shaped.numel() == value.numel():
+                return (Shift if name in ADD else Scale)(value, tuple(shaped.shape))
+        return None
+
+    def _evaluate(self, node: fx.Node) -> Tensor:
+        """The value of a node that does not depend on the input."""
+        graph = fx.Graph()
+        graph.output(self._copy_into(graph, {}, node))
+        value: Tensor = fx.GraphModule(self.module, graph)()
+        return value
+
+    def _copy_into(self, graph: fx.Graph, known: dict[fx.Node, fx.Node], node: fx.Node) -> fx.Node:
+        if node not in known:
+            for source in node.all_input_nodes:
+                self._copy_into(graph, known, source)
+            known[node] = graph.node_copy(node, lambda n: known[n])
+        return known[node]
+
+    def _region(self, start: fx.Node, end: fx.Node) -> nn.Module:
+        """All between two nodes as one module, which runs as it is; refused if it holds an addition."""
+        inside = self.between(start, end)
+        for node in inside:
+            if self.is_sum(node):
+                raise Unsupported(f"its branch adds tensors itself{_at(self.line(node))}")
+        called = [self.module.get_submodule(str(n.target)) for n in inside if n.op == "call_module"]
+        names = {_name(n) for n in inside} | {type(module).__name__ for module in called}
+        region = self.cut_out(start, end)
+        region.meta = {"line": self.line(end), "attention": bool(names & ATTENTION)}
+        return region
+
+    def cut_out(self, start: fx.Node, end: fx.Node) -> fx.GraphModule:
+        """What happens between two nodes, as a module of its own."""
+        graph = fx.Graph()
+        graph.output(self._copy_into(graph, {start: graph.placeholder("x")}, end))
+        return fx.GraphModule(self.module, graph, _name(end) or "Part").train(self.module.training)
+
+    def between(self, start: fx.Node, end: fx.Node) -> set[fx.Node]:
+        """The nodes between two, the second included, that depend on the input."""
+        found, queue = {end}, [end]
+        while queue:
+            for source in self.sources[queue.pop()]:
+                if source is not start and source not in found:
+                    found.add(source)
+                    queue.append(source)
+        return found
+
+    def line(self, node: fx.Node) -> str:
+        """The line of code that a node comes from."""
+        return user_line(node.stack_trace)
+
+    def residual(self, node: fx.Node) -> "tuple[list[nn.Module], list[nn.Module]]":
+        """Branch and shortcut that an addition adds, from the fork on."""
+        fork = self.above[node]
+        sides = [self.path(fork, n) for n in node.args[:2]]  # type: ignore[arg-type]
+        if _name(node) in ("sub", "isub"):
+            sides[1].append(Scale(-1.0))
+        alpha = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
+        if alpha != 1:
+            sides[1].append(Scale(float(alpha)))  # type: ignore[arg-type]
+        sides.sort(key=_weight)
+        shortcut, branch = sides
+        if _weight(shortcut) == _weight(branch):
+            raise Unsupported(f"which side of its addition is the shortcut can't be said{_at(self.line(node))}")
+        return branch, shortcut
+
+    def whole(self) -> "tuple[fx.Node, list[nn.Module]] | None":
+        """The one addition that the forward is built around, and what stands behind it: activations and gains."""
+        end, behind = self.end, []
+        while not self.is_sum(end):
+            if end is self.start:
+                return None
+            above = self.above[end]
+            if self.sources[end] != [above]:
+                return None
+            step = self._step(above, end)
+            if not all(is_activation(m) or isinstance(m, (Scale, *NO_OPS)) for m in step):
+                return None
+            behind[:0] = step
+            end = above
+        node = self.above[end]
+        while node is not self.start:
+            if self.is_sum(node):
+                return None
+            node = self.above[node]
+        return end, behind
+
+
+def _defaults(module: nn.Module) -> dict[str, Any]:
+    """The arguments behind the first, at their defaults."""
+    others = list(inspect.signature(module.forward).parameters.values())[1:]
+    return {p.name: p.default for p in others if p.default is not p.empty}
+
+
+def _name(node: fx.Node) -> str:
+    """The name of a function or method, without the mark of those that work in place."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    return name.strip("_") if node.op in ("call_function", "call_method") else ""
+
+
+def _weight(side: list[nn.Module]) -> tuple[int, ...]:
+    """Greater for what is the branch: more layers, larger kernels, more activations, more of all."""
+    layers = [m for part in side for m in part.modules() if isinstance(m, LAYERS)]
+    kernels = sum(m.weight[0, 0].numel() for m in layers)
+    return (len(layers), kernels, sum(map(is_activation, side)), sum(not isinstance(m, NO_OPS) for m in side))
+
+
+def flat(module: nn.Module) -> list[nn.Module]:
+    """A module as the layers that it runs one after another; itself where it does anything else."""
+    if altered(module):
+        return [module]
+    if isinstance(module, StochasticDepth):
+        return [DropPath(module.p)] if module.mode == "row" else [module]
+    if isinstance(module, TorchvisionPermute):
+        return [Permute(tuple(module.dims))]
+    if isinstance(module, LayerScale | LayerScale2d):
+        shape = (module.gamma.numel(), 1, 1) if isinstance(module, LayerScale2d) else tuple(module.gamma.shape)
+        return [Scale(module.gamma, shape)]
+    if isinstance(module, nn.Sequential) and inherits(type(module), nn.Sequential):
+        return [part for child in module for part in flat(child)]
+    if is_layer(module):
+        return [] if type(module) is nn.Identity else [module]
+    try:
+        flow = Flow(module)
+        return flow.path(flow.start, flow.end) if not _has_region(flow) else [module]
+    except Unsupported:
+        return [module]
+
+
+def _has_region(flow: Flow) -> bool:
+    """Whether a forward is more than one layer behind another, so that its module is best left whole."""
+    node = flow.end
+    while node is not flow.start:
+        if len(flow.sources[node]) > 1:
+            return True
+        node = flow.above[node]
+    return False
+
+
+def adds(module: nn.Module) -> bool:
+    """Whether the code of a module itself, or a function of it or of its file that it calls, may add two tensors.
+
+    Cheaper than to follow it; what adds nothing has no residual connection.
+    """
+    if isinstance(module, fx.GraphModule):
+        return True
+    own = [cls for cls in type(module).__mro__ if not cls.__module__.startswith("torch.nn.")]
+    values = [v for holder in (module, *own) for v in vars(holder).values()] + [module.forward]
+    queue, seen = [inspect.unwrap(getattr(v, "__func__", v)) for v in values if callable(v)], set()
+    while queue:
+        function = queue.pop()
+        code = getattr(function, "__code__", None)
+        if code is None or code in seen or function.__module__.startswith("torch."):
+            continue
+        seen.add(code)
+        for op in dis.get_instructions(code):
+            if (op.opname == "BINARY_OP" and op.argrepr in SIGNS) or op.argval in ("add", "add_", "sub", "sub_"):
+                return True
+        names = [function.__globals__.get(name) for name in code.co_names]
+        queue += [inspect.unwrap(f) for f in names if isinstance(f, types.FunctionType)]
+        queue += [
+            types.FunctionType(c, function.__globals__)
+            for c in code.co_consts
+            if isinstance(c, types.CodeType) and not c.co_freevars
+        ]
+    return False
+
+
+def is_layer(module: nn.Module) -> bool:
+    """A layer of PyTorch, or another that is known for what it is: its code is not followed."""
+    known = (cls for cls in type(module).__mro__ if cls.__module__.startswith("torch.nn.modules"))
+    own = next(known) not in (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict)
+    special = isinstance(module, NORMS) or is_activation(module) or hasattr(module, "to_ordinary")
+    return own or special or isinstance(module, NO_OPS) or getattr(module, "skip_free", False)
+
+
+# Blocks
+
+
+def read_traced(block: nn.Module, path: str) -> BlockSpec:
+    """The parts of a block, read off its forward and proved."""
+    flow = Flow(block)
+    found = flow.whole()
+    if found is None:
+        raise Unsupported("its forward is not one addition of a branch and a shortcut")
+    node, behind = found
+    fork = flow.above[node]
+    branch, shortcut = flow.residual(node)
+    spec = assemble(path, flow.path(flow.start, fork), branch, shortcut, behind)
+    prove_parts(block, spec, flow.line(node))
+    return spec
+
+
+def assemble(
+    path: str, pre: list[nn.Module], branch: list[nn.Module], shortcut: list[nn.Module], behind: list[nn.Module]
+) -> BlockSpec:
+    """A BlockSpec of what was read: gains behind the sum go to its sides, norms before the branch to `pre`."""
+    pre, branch, shortcut = list(pre), list(branch), list(shortcut)
+    behind = [m for m in behind if not isinstance(m, nn.Identity)]
+    while behind and isinstance(behind[0], Scale):
+        branch.append(behind[0])
+        shortcut.append(behind.pop(0))
+    if len(behind) > 1:
+        raise Unsupported("more than one activation follows its addition")
+    identity = [m for m in shortcut if not isinstance(m, nn.Identity)] == []
+    projects_input = False
+    if not pre:
+        ahead = next((i for i, m in enumerate(branch) if isinstance(m, LAYERS) or not _is_pre(m)), 0)
+        pre, branch = branch[:ahead], branch[ahead:]
+        projects_input = bool(pre) and not identity
+    elif identity:
+        shortcut = [nn.Identity()]
+        identity = False
+    project = None
+    if not identity:
+        channels = next((m.in_channels for m in branch if isinstance(m, nn.Conv1d | nn.Conv2d)), 0)
+        shortcut = list(_as_sampling(shortcut, channels))
+        project = shortcut[0] if len(shortcut) == 1 else nn.Sequential(*shortcut)
+    attention = any(_attends(m) for m in branch)
+    return BlockSpec(
+        path=path,
+        branch=tuple(branch),
+        pre=tuple(pre),
+        shortcut=project,
+        out_act=behind[0] if behind else None,
+        projects_input=projects_input,
+        skip=not attention,
+        kept=("attention",) if attention else (),
+    )
+
+
+def _attends(module: nn.Module) -> bool:
+    return isinstance(module, nn.MultiheadAttention) or getattr(module, "meta", {}).get("attention", False)
+
+
+def _is_pre(module: nn.Module) -> bool:
+    return isinstance(module, (*NORMS, *NO_OPS, Scale, Shift)) or is_activation(module)
+
+
+def _as_sampling(shortcut: list[nn.Module], channels: int) -> Iterator[nn.Module]:
+    """A shortcut with what it does without weights, subsampling and zero padding of channels, as PadShortcut."""
+    done: list[nn.Module] = []
+    for module in shortcut:
+        bare = isinstance(module, fx.GraphModule | nn.ZeroPad1d | nn.ZeroPad2d) and not list(module.parameters())
+        found = sampling(module, channels) if bare and channels else None
+        last = done[-1] if done else None
+        if found is not None and type(last) is PadShortcut:
+            done[-1] = PadShortcut(last.stride * found.stride, last.extra + found.extra, last.before + found.before)
+        else:
+            done.append(module if found is None else found)
+        if found is not None:
+            channels += found.before + found.extra
+        elif isinstance(module, nn.Conv1d | nn.Conv2d):
+            channels = module.out_channels
+    yield from done
+
+
+@torch.no_grad()
+def sampling(module: nn.Module, channels: int) -> PadShortcut | None:
+    """The PadShortcut that a module without weights is, found and checked on random inputs; None if it is none."""
+    generator = torch.Generator().manual_seed(0)
+    known: PadShortcut | None = None
+    axes = 0
+    for shape in ((12, 8), (7, 9), (16,), (9,)):
+        if known is not None and len(shape) != axes:
+            break
+        x = torch.rand(2, channels, *shape, generator=generator, dtype=torch.float64, device="cpu") + 0.5
+        try:
+            y = _call(module, x)
+        except Exception:  # of another number of axes
+            continue
+        if not isinstance(y, Tensor) or y.ndim != x.ndim:
+            return None
+        if known is None:
+            axes = len(shape)
+            rows = y.flatten(2).abs().sum((0, 2)).nonzero().flatten().tolist()
+            before = rows[0] if rows else 0
+            known = PadShortcut(max(1, round(x.shape[2] / y.shape[2])), y.shape[1] - channels - before, before)
+            if known.extra < 0:
+                return None
+        if known(x).shape != y.shape or not torch.equal(known(x), y):
+            return None
+    return known
+
+
+def residual_of(spec: BlockSpec) -> Residual:
+    """The block that a spec describes, with its own modules."""
+    return Residual(
+        nn.Sequential(*spec.branch),
+        pre=nn.Sequential(*spec.pre),
+        shortcut=spec.shortcut,
+        out_act=spec.out_act,
+        projects_input=spec.projects_input,
+        attention=not spec.skip,
+    )
+
+
+# The proof
+
+
+@torch.no_grad()
+def prove_parts(block: nn.Module, spec: BlockSpec, line: str = "") -> None:
+    """Refuses a block whose parts, put together again, do not give what it gives, with random weights in float64."""
+    if any(t.is_meta for t in (*block.parameters(), *block.buffers())):
+        return
+    try:
+        pair = copy.deepcopy(nn.ModuleList([block, residual_of(spec)])).to("cpu", torch.float64).eval()
+    except Exception as error:  # attributes may be anything
+        raise Unsupported(f"it can't be copied: {reason(error)}") from error
+    compare(pair[0], pair[1], spec, line)
+
+
+@torch.no_grad()
+def compare(block: nn.Module, parts: nn.Module, spec: BlockSpec, line: str = "") -> None:
+    """Runs both on random inputs of shapes that they may take; the two share their weights, which are set at random."""
+    generator = torch.Generator().manual_seed(0)
+    for module in {*block.modules(), *parts.modules()}:
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is None or not tensor.is_floating_point():
+                continue
+            if name == "running_var" or tensor.ndim <= 1:
+                tensor.uniform_(0.5, 1.5, generator=generator)
+            else:
+                tensor.normal_(0, max(1, tensor[0].numel()) ** -0.5, generator=generator)
+            if name == "running_mean":
+                tensor.sub_(1)
+    in_place = [m for m in {*block.modules(), *parts.modules()} if getattr(m, "inplace", False)]
+    proved = 0
+    for shape in _shapes(spec):
+        x = 2 * torch.randn(2, *shape, generator=generator, dtype=torch.float64)
+        _set_in_place(in_place, True)
+        try:
+            expected = _call(block, x.clone())
+        except Exception:  # a shape that it does not take
+            continue
+        _set_in_place(in_place, False)
+        try:
+            found = parts(x.clone())
+        except Exception as error:
+            raise Unsupported(f"the parts that were read can't run together: {reason(error)}{_at(line)}") from error
+        same = isinstance(expected, Tensor) and found.shape == expected.shape
+        if not same or not difference(expected, found).relative <= EXACT:
+            raise Unsupported(f"its forward does more than the parts that were read{_at(line)}")
+        proved += 1
+        if proved == 2:
+            return
+    if not proved:
+        raise Unsupported(f"no input was found that it takes, to prove its parts on{_at(line)}")
+
+
+def _call(module: nn.Module, x: Tensor) -> Any:
+    """module(x), where a failure is to be expected: an fx.GraphModule prints its own."""
+    return module.forward(x) if isinstance(module, fx.GraphModule) else module(x)
+
+
+def _set_in_place(modules: list[nn.Module], value: bool) -> None:
+    for module in modules:
+        module.inplace = value  # type: ignore[assignment]
+
+
+def _shapes(spec: BlockSpec) -> Iterator[tuple[int, ...]]:
+    """Shapes of one input that a block may take, without the batch."""
+    modules = [m for part in (*spec.pre, *spec.branch) for m in part.modules()]
+    sizes = [m.normalized_shape[-1] for m in modules if isinstance(m, nn.LayerNorm)]
+    sizes += [m.num_features for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    sizes += [m.in_channels for m in modules if isinstance(m, nn.Conv1d | nn.Conv2d)]
+    sizes += [m.in_features for m in modules if isinstance(m, nn.Linear)]
+    for width in dict.fromkeys(sizes):
+        if any(isinstance(m, nn.Conv1d) for m in modules):
+            yield from ((width, 16), (width, 13))
+        yield from ((width, 8, 6), (width, 5, 7), (width, 4, 10), (8, 6, width), (width,), (6, width))
+        yield from ((other, width) for other in dict.fromkeys(sizes))
+
+
+# Forwards that hold several blocks
+
+
+def expose(model: nn.Module) -> nn.Module:
+    """The model with every residual connection that a larger forward holds as a module of its own, a `Residual`.
+
+    In place; a module whose forward is rewritten becomes an fx.GraphModule with the same children. What can't be read
+    stays as it is.
+    """
+    from unskip.surgery.reading import find_blocks, reader_of
+
+    def visit(module: nn.Module) -> nn.Module:
+        if reader_of(module) is not None or getattr(module, "skip_free", False) or is_layer(module):
+            return module
+        for name, child in module._modules.items():
+            if child is not None:
+                module._modules[name] = visit(child)
+        ours = type(module).__module__.startswith("unskip.models.")  # whose forward adds nothing outside of blocks
+        if ours or not adds(module) or altered(module):
+            return module
+        try:
+            flow = Flow(module)
+            sums = flow.sums()
+        except Unsupported:
+            return module
+        found = flow.whole() if sums else None
+        if not sums or (found is not None and not any(True for c in module.children() for _ in find_blocks(c))):
+            return module
+        return _rewritten(module, flow, sums)
+
+    return visit(model)
+
+
+def _rewritten(module: nn.Module, flow: Flow, sums: list[fx.Node]) -> nn.Module:
+    """A module with the residual connections of its own forward as submodules."""
+    found = [part for node in sums if (part := _inner(module, flow, node)) is not None]
+    if not found:
+        return module
+    dropouts = [n for n in flow.sources if _name(n).startswith("dropout")]  # whose mode a trace has fixed
+    for fork, end, residual in found:
+        inside = flow.between(fork, end)
+        called = [str(n.target) for n in inside if n.op == "call_module"]
+        others = [n.target for n in flow.graph.nodes if n.op == "call_module" and n not in inside]
+        single = len(called) == 1 and called[0] not in others
+        _substitute(module, flow.graph, end, called[0] if single else f"residual_{end.name}", residual, fork)
+        dropouts = [n for n in dropouts if n not in inside]
+    for node in dropouts:
+        (dropout,) = flow.path(flow.above[node], node)
+        _substitute(module, flow.graph, node, node.name, dropout, flow.above[node])
+    rewritten = fx.GraphModule(module, flow.graph, type(module).__name__)
+    rewritten.graph.eliminate_dead_code()
+    rewritten.recompile()
+    rewritten.delete_all_unused_submodules()
+    for name, value in vars(module).items():
+        if name not in vars(rewritten):
+            setattr(rewritten, name, value)
+    return rewritten.train(module.training)
+
+
+def _substitute(module: nn.Module, graph: fx.Graph, node: fx.Node, path: str, new: nn.Module, source: fx.Node) -> None:
+    """Has a module compute what a node computes, from another node."""
+    (source,) = source.meta.get("moved", (source,))
+    module.set_submodule(path, new.train(module.training))
+    with graph.inserting_after(node):
+        call = graph.call_module(path, (source,))
+    node.replace_all_uses_with(call)
+    node.meta["moved"] = (call,)
+
+
+def _inner(module: nn.Module, flow: Flow, node: fx.Node) -> tuple[fx.Node, fx.Node, Residual] | None:
+    """An addition of a forward as a block of its own, with the nodes that it begins behind and ends at; proved."""
+    from unskip.surgery.reading import find_blocks
+
+    fork, end, behind = flow.above[node], node, []
+    (user, *more) = end.users
+    if not more and flow.sources.get(user) == [end]:
+        step = flow.path(end, user)
+        if len(step) == 1 and is_activation(step[0]):
+            behind, end = step, user
+    inside = flow.between(fork, end)
+    if any(user not in inside and user.users for n in inside if n is not end for user in n.users):
+        return None
+    try:
+        branch, shortcut = flow.residual(node)
+        if any(True for part in branch for _ in find_blocks(part)):
+            return None
+        spec = assemble("", [], branch, shortcut, behind)
+        residual = residual_of(spec)
+        if not any(t.is_meta for t in module.parameters()):
+            pair = copy.deepcopy(nn.ModuleList([flow.cut_out(fork, end), residual])).to("cpu", torch.float64)
+            compare(*pair.eval(), spec, flow.line(node))
+    except Unsupported:
+        return None
+    return fork, end, residual
