@@ -45,7 +45,8 @@ class Command:
         """Its exit code, stdout and stderr."""
         self.process.join(seconds)
         assert self.process.exitcode is not None, "it has not ended"
-        return self.process.exitcode, *(each.read_text() if each.is_file() else "" for each in (self.out, self.err))
+        out, err = (each.read_text(encoding="utf-8") if each.is_file() else "" for each in (self.out, self.err))
+        return self.process.exitcode, out, err
 
 
 def start_command(

@@ -221,9 +221,7 @@ def shortcut(plan: BlockPlan, channels: int, out: int) -> nn.Module | None:
             nn.MaxPool2d(1, stride),
             nn.AvgPool2d(3, stride, 1),
             nn.MaxPool2d(stride, stride, ceil_mode=True),
-            nn.LPPool2d(2, stride, ceil_mode=True),
-            nn.AvgPool2d(stride, stride),
-        )[kind % 7]
+        )[kind % 5]
     if "pool" in plan.shortcut:
         return nn.Sequential(pool, nn.Conv2d(channels, out, 1, bias=False), nn.BatchNorm2d(out))
     return nn.Sequential(conv, nn.BatchNorm2d(out)) if plan.shortcut == "1x1 norm" else conv
