@@ -101,7 +101,8 @@ class RelativePositions(nn.Module):
         super().__init__()
         self.tokens = attention.window_area
         self.table = attention.relative_position_bias_table
-        self.register_buffer("index", attention.relative_position_index.flatten())
+        index: Any = attention.relative_position_index
+        self.register_buffer("index", index.flatten())
 
     def forward(self) -> Tensor:
         table: Tensor = self.table[self.index]
