@@ -157,9 +157,8 @@ def memory_variants(
             found[label] = getattr(refusal, "reason", str(refusal))
 
     def folded(network: nn.Module, label: str) -> None:
-        forms = {form: stacked(network, fast=form == "fast") for form in ("dense", "fast")}
-        for form, each in forms.items():
-            add(f"{label}, {form}", lambda each=each: each)  # type: ignore[misc]
+        for form in ("dense", "fast"):
+            add(f"{label}, {form}", lambda form=form: stacked(network, fast=form == "fast"))  # type: ignore[misc]
         if found[f"{label}, dense"] == found[f"{label}, fast"]:
             found[label] = found.pop(f"{label}, dense")
             del found[f"{label}, fast"]
