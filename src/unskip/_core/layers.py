@@ -105,7 +105,7 @@ def layer_with(weight: Tensor, bias: Tensor | None = None, **settings: Any) -> n
     new: Any
     if kernel:
         inputs *= settings.get("groups", 1)
-        kind = nn.Conv1d if len(kernel) == 1 else nn.Conv2d
+        kind: Any = nn.Conv1d if len(kernel) == 1 else nn.Conv2d
         new = kind(inputs, outputs, tuple(kernel), bias=bias is not None, device="meta", **settings)
     else:
         new = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
