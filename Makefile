@@ -4,8 +4,16 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 OLDEST := .venv-oldest
+# Tool chains of devices: the extras of each environment, and what they are imported as.
+TARGETS := fpga tflite executorch
+EXTRAS_fpga := hls4ml,qonnx
+EXTRAS_tflite := tflite
+EXTRAS_executorch := executorch
+IMPORT_fpga := hls4ml, qonnx
+IMPORT_tflite := litert_torch, ai_edge_quantizer
+IMPORT_executorch := executorch.runtime
 
-.PHONY: demo test test-all test-rest test-oldest test-deep lint docs clean setup
+.PHONY: demo test test-all test-rest test-oldest test-targets test-deep lint docs clean setup
 
 demo: $(READY)            ## the story, in a few minutes on a CPU
 	$(BIN)/unskip demo
@@ -21,6 +29,11 @@ test-rest: $(READY) docs  ## what `make test-all` adds to `make test`
 # What touches the libraries most: blocks of timm and torchvision, the compiler.
 test-oldest: $(OLDEST)/.ready  ## a part of the quick suite with the oldest versions that pyproject.toml admits
 	$(OLDEST)/bin/pytest -n auto -m "not full and not deep" tests/surgery tests/methods
+
+# Whatever is not installed would be skipped, so it is imported first.
+test-targets: $(TARGETS:%=.venv-targets-%/.ready)  ## devices' tool chains, in environments of up to 6 GB each; no part of .ci/run
+	$(foreach t,$(TARGETS),.venv-targets-$(t)/bin/python -c 'import $(IMPORT_$(t))' && \
+	  .venv-targets-$(t)/bin/python -m pytest -m targets -rs tests/targets &&) true
 
 test-deep: $(READY)       ## hours: thousands of random networks, many kills and full disks; no part of .ci/run
 	$(BIN)/pytest -n auto -m deep
@@ -42,6 +55,12 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $(READY)
 
+.venv-targets-%/.ready: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --upgrade pip
+	$(@D)/bin/python -m pip install --quiet --no-compile --no-cache-dir --editable '.[$(EXTRAS_$*)]' 'pytest>=8'
+	touch $@
+
 $(OLDEST)/.ready: pyproject.toml .ci/oldest.py
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --upgrade pip
@@ -52,4 +71,4 @@ $(OLDEST)/.ready: pyproject.toml .ci/oldest.py
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST) docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis unskip-demo
+	rm -rf $(VENV) $(OLDEST) $(TARGETS:%=.venv-targets-%) docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis unskip-demo

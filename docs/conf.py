@@ -14,7 +14,7 @@ author = "the unskip authors"
 copyright = "2026, the unskip authors"
 release = version = unskip.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 autodoc_typehints = "signature"
@@ -22,6 +22,8 @@ autodoc_member_order = "bysource"
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "unskip"
+html_static_path = ["_static"]
+html_css_files = ["unskip.css"]
 nitpicky = False
 html_math_renderer = "mathml"
 

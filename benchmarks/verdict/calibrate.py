@@ -27,7 +27,6 @@ RECIPE = load_recipe("digits-pnnh-56").replace(
     val_fraction=0.0, epochs=10, warmup_epochs=2, batch=64, momentum=0.9, weight_decay=1e-4, decay_all=True,
     device="cpu",
 )  # fmt: skip
-RATES = (0.05, 0.01, 0.002)
 ENOUGH, LIMIT, CHANCE = 10.0, 20.0, 90.0  # percent test error: no further rate; trains below; a loss that is not finite
 BORDER = (10.0, 35.0)  # percent test error of a network that is trained from a second seed
 RULES = (dissipating, singularity, exploding, vanishing, saturation)
@@ -39,7 +38,8 @@ def train(candidate: Candidate, lr: float, seed: int) -> dict[str, Any]:
     model = candidate.build()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            result = run(RECIPE.replace(lr=lr, seed=seed), model=model, out=Path(folder) / "run", silent=True)
+            recipe = RECIPE.replace(optimizer=candidate.optimizer, lr=lr, seed=seed)
+            result = run(recipe, model=model, out=Path(folder) / "run", silent=True)
         except TrainingDiverged:
             return {"rate": lr, "seed": seed, "error": CHANCE}
     return {"rate": lr, "seed": seed, "error": round(result.test_error, 2), "s": round(result.seconds, 1)}
@@ -51,7 +51,7 @@ def find_fate(candidate: Candidate) -> dict[str, Any]:
 
     def best(seed: int) -> float:
         lowest = math.inf
-        for lr in RATES:
+        for lr in candidate.rates:
             runs.append(train(candidate, lr, seed))
             lowest = min(lowest, runs[-1]["error"])
             if lowest < ENOUGH:

@@ -6,6 +6,7 @@ All read digits of 1 x 8 x 8 and return 10 logits. README.md has the same lists 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import timm
@@ -29,6 +30,8 @@ class Candidate:
     name: str
     guess: Guess  # its fate, guessed before anything was trained
     build: Callable[[], nn.Module]
+    optimizer: str = "sgd"
+    rates: tuple[float, ...] = (0.05, 0.01, 0.002)  # learning rates, tried in this order
 
 
 def initialise(layer: nn.Linear | nn.Conv2d, init: Init, gain: float) -> None:
@@ -146,6 +149,29 @@ def wrn(depth: int, method: str | None = None, **options: Any) -> nn.Module:
     return network if method is None else unskip.plainify(network, method, **options)
 
 
+def with_skips(network: nn.Module, unit: int) -> nn.Module:
+    """The same layers with a skip around every two units (weight, norm, activation): y = act(x + unit(unit(x))).
+
+    `unit` is the number of modules in a unit. Pairs whose input and output differ in shape stay as they are.
+    """
+    assert isinstance(network, nn.Sequential)
+    start = next(i for i, module in enumerate(network) if isinstance(module, nn.Linear | nn.Conv2d))
+    parts, end = list(network), len(network) - 1  # before the classifier
+    layers = parts[:start]
+    while start + 2 * unit <= end:
+        pair, weights = parts[start : start + 2 * unit], [parts[start], parts[start + unit]]
+        if not all(isinstance(weight, nn.Linear | nn.Conv2d) for weight in weights):
+            break
+        shapes = {(weight.weight.shape, getattr(weight, "stride", (1,))[0]) for weight in weights}
+        if len(shapes) == 1 and weights[0].weight.shape[0] == weights[0].weight.shape[1]:
+            layers += [Residual(*pair[:-1]), pair[-1]]
+            start += 2 * unit
+        else:
+            layers += parts[start : start + unit]
+            start += unit
+    return nn.Sequential(*layers, *parts[start:])
+
+
 def leaky(slope: float) -> Callable[[], nn.Module]:
     return lambda: nn.LeakyReLU(slope)
 
@@ -223,4 +249,118 @@ SECOND = _candidates(
     ("conv12 gelu torch", "fails", lambda: conv(12, nn.GELU, init="torch")),
 )
 
-LISTS = {"tune": TUNE, "score": SCORE, "second": SECOND}
+# Failing networks of the lists above and one that is deeper, each with one change that the doctor may propose.
+ADAMW: dict[str, Any] = {"optimizer": "adamw", "rates": (3e-3, 1e-3, 3e-4)}
+LOW: dict[str, Any] = {"rates": (1e-3, 1e-4, 1e-5)}
+BN, BN2, LN = nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm
+
+
+def _remedies() -> dict[str, Candidate]:
+    found: dict[str, Candidate] = {}
+
+    def add(name: str, base: Callable[..., nn.Module], unit: int = 2, **changes: dict[str, Any]) -> None:
+        """The network, and one for each change: other arguments for `base`, or what to train it with."""
+        found[name] = Candidate(name=name, guess="fails", build=base)
+        found[f"{name} + adamw"] = Candidate(name=f"{name} + adamw", guess="trains", build=base, **ADAMW)
+        skips = partial(_skipped, base, unit)
+        found[f"{name} + skips"] = Candidate(name=f"{name} + skips", guess="trains", build=skips)
+        for change, arguments in changes.items():
+            if change == "skips_batchnorm":  # a norm in the units that the skips go around
+                normed = partial(_skipped, partial(base, **arguments), unit + 1)
+                found[f"{name} + skips, batchnorm"] = Candidate(
+                    name=f"{name} + skips, batchnorm", guess="trains", build=normed
+                )
+                continue
+            with_change = base if "rates" in arguments else partial(base, **arguments)
+            training = arguments if "rates" in arguments else {}
+            label = f"{name} + {change.replace('_', ' ')}"
+            found[label] = Candidate(name=label, guess="trains", build=with_change, **training)
+
+    norms, norms2 = ({"batchnorm": {"norm": norm}, "skips_batchnorm": {"norm": norm}} for norm in (BN, BN2))
+    he: dict[str, Any] = {"init": "normal", "gain": HE}
+    orthogonal: dict[str, Any] = {"init": "orthogonal", "gain": 1}
+    leaky_he: dict[str, Any] = {"act": leaky(0.3), "gain": math.sqrt(2 / 1.09)}
+    # vanishing gradient
+    default: dict[str, Any] = {"init": "torch"}
+    add("mlp20 relu torch", partial(mlp, 20, **default), he=he, **norms, layernorm={"norm": LN},
+        he_batchnorm={**he, "norm": BN})  # fmt: skip
+    add("mlp12 sigmoid gain 1", partial(mlp, 12, act=nn.Sigmoid, gain=1), gain_4={"gain": 4}, **norms,
+        relu_he={**he, "act": nn.ReLU})  # fmt: skip
+    add(
+        "mlp40 tanh gain 0.7",
+        partial(mlp, 40, act=nn.Tanh, gain=0.7),
+        orthogonal=orthogonal,
+        skips_batchnorm={"norm": BN},
+        batchnorm={"norm": BN},
+    )
+    add("mlp30 gelu torch", partial(mlp, 30, act=nn.GELU, **default), he=he, **norms,
+        layernorm={"norm": LN})  # fmt: skip
+    add(
+        "conv12 gelu torch",
+        partial(conv, 12, act=nn.GELU, **default),
+        he=he,
+        skips_batchnorm={"norm": BN2},
+        batchnorm={"norm": BN2},
+    )
+    add("conv60 relu torch", partial(conv, 60, **default), he=he, **norms2,
+        leaky_batchnorm={**leaky_he, "init": "normal", "norm": BN2})  # fmt: skip
+    found["vit6 + adamw"] = Candidate(name="vit6 + adamw", guess="trains", build=lambda: vit(6), **ADAMW)
+    # singularity
+    add("mlp100 relu he", partial(mlp, 100), **norms, layernorm={"norm": LN}, leaky=leaky_he,
+        orthogonal={"init": "orthogonal", "gain": HE}, tied={"init": "tied"},
+        tied_batchnorm={"init": "tied", "norm": BN}, leaky_batchnorm={**leaky_he, "norm": BN})  # fmt: skip
+    add(
+        "mlp30 relu he",
+        partial(mlp, 30),
+        skips_batchnorm={"norm": BN},
+        batchnorm={"norm": BN},
+        layernorm={"norm": LN},
+        leaky=leaky_he,
+    )
+    add(
+        "mlp10 tanh torch",
+        partial(mlp, 10, act=nn.Tanh, **default),
+        orthogonal=orthogonal,
+        skips_batchnorm={"norm": BN},
+        batchnorm={"norm": BN},
+    )
+    add("conv40 relu he", partial(conv, 40), **norms2, leaky=leaky_he,
+        leaky_batchnorm={**leaky_he, "norm": BN2})  # fmt: skip
+    # dissipating
+    add("mlp60 relu batchnorm", partial(mlp, 60, norm=BN), 3, layernorm={"norm": LN}, tied={"init": "tied"},
+        leaky={"act": leaky(0.3)})  # fmt: skip
+    add("mlp60 tanh batchnorm", partial(mlp, 60, act=nn.Tanh, norm=BN, gain=1), 3,
+        orthogonal_no_norm={**orthogonal, "norm": None}, layernorm={"norm": LN})  # fmt: skip
+    for method in ("pnnh", "seq", "iso"):
+        name = f"plain56 + {method}"
+        found[name] = Candidate(name=name, guess="trains", build=partial(resnet, 56, method))
+    found["plain56 + adamw"] = Candidate(
+        name="plain56 + adamw", guess="trains", build=lambda: resnet(56, "plain"), **ADAMW
+    )
+    # exploding gradient
+    add(
+        "mlp40 relu gain 2.4",
+        partial(mlp, 40, gain=2.4),
+        he=he,
+        skips_batchnorm={"norm": BN},
+        batchnorm={"norm": BN},
+        low_rate=LOW,
+    )
+    add("mlp100 selu lecun", partial(mlp, 100, act=nn.SELU, gain=1), **norms, orthogonal=orthogonal,
+        low_rate=LOW)  # fmt: skip
+    add("mlp30 relu torch batchnorm", partial(mlp, 30, norm=BN, **default), 3, he=he, low_rate=LOW,
+        tied={"init": "tied"})  # fmt: skip
+    # saturation
+    add("mlp40 tanh gain 4", partial(mlp, 40, act=nn.Tanh, gain=4), orthogonal=orthogonal, gain_1={"gain": 1},
+        **norms)  # fmt: skip
+    add("mlp12 tanh gain 6", partial(mlp, 12, act=nn.Tanh, gain=6), orthogonal=orthogonal, gain_1={"gain": 1},
+        **norms)  # fmt: skip
+    return found
+
+
+def _skipped(base: Callable[[], nn.Module], unit: int) -> nn.Module:
+    return with_skips(base(), unit)
+
+
+REMEDIES = _remedies()
+LISTS = {"tune": TUNE, "score": SCORE, "second": SECOND, "remedies": REMEDIES}

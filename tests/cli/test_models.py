@@ -1,14 +1,19 @@
 """`unskip models`, as a program that others read."""
 
+import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
+import timm
 from typer.testing import CliRunner
 
 from unskip.cli.commands import app
-from unskip.models import ENTRIES, OTHERS
+from unskip.models import ENTRIES, OTHERS, list_models
+from unskip.models.about import LISTING, listed
+from unskip.models.weights import names_with_weights
 
 
 def unskip(*arguments: str) -> subprocess.CompletedProcess:
@@ -35,6 +40,38 @@ def test_every_name_is_listed() -> None:
     assert all(re.search(rf"\b{name}\b", run.stdout) for name in [*ENTRIES, *OTHERS])
 
 
+SAMPLE = ("resnet20", "pnnh_resnet20_wide", "plainnet_mlp", "repvgg_a0")
+
+
+@pytest.mark.parametrize("names", [SAMPLE, pytest.param((*ENTRIES, *OTHERS), marks=pytest.mark.full)])
+def test_the_numbers_are_those_of_the_networks(names: tuple[str, ...]) -> None:
+    """unskip.models.about.write_listing writes them anew."""
+    lines = {line["name"]: line for line in json.loads(LISTING.read_text())}
+    assert list(lines) == [*ENTRIES, *OTHERS]
+    assert [name for name in names if lines[name] != listed(name)] == []
+
+
+def test_filters_sorts_and_json() -> None:
+    result = CliRunner().invoke(
+        app, ["models", "*20*", "--plain", "--family", "cifar_resnet", "--sort", "trained", "--json"]
+    )
+    lines = json.loads(result.stdout)
+    assert len(lines) > 3
+    assert [line["trained"] for line in lines] == sorted(line["trained"] for line in lines)
+    assert {(line["skips"], line["family"]) for line in lines} == {("none", "cifar_resnet")}
+    assert all("20" in line["name"] for line in lines)
+    shown = CliRunner().invoke(app, ["models", "--pretrained"]).stdout
+    assert sorted(re.findall(r"^│ (\w+)", shown, re.MULTILINE)) == names_with_weights()
+    with pytest.raises(ValueError, match="--sort 'size' is not known"):
+        CliRunner().invoke(app, ["models", "--sort", "size"], catch_exceptions=False)
+
+
+def test_names_from_python() -> None:
+    assert list_models("pnnh_*_wide", pretrained=True) == ["pnnh_resnet20_wide", "pnnh_resnet110_wide"]
+    assert list_models(family="*timm*") == list(OTHERS)
+    assert all(timm.is_model(name) for name in list_models())
+
+
 def test_a_family_of_timms_is_listed_and_says_what_skips_it_has() -> None:
     result = CliRunner().invoke(app, ["models", "*a0", "--family", "repvgg*"])
     assert result.exit_code == 0
@@ -52,9 +89,7 @@ def test_a_wrong_family_is_a_sentence() -> None:
         CliRunner().invoke(app, ["models", "resnet*", "--family", "wrn"], catch_exceptions=False)
 
 
-def test_a_wrong_pattern_is_one_sentence_without_a_traceback() -> None:
-    run = unskip("models", "pnhh_resnet110")
-    assert run.returncode == 2
-    assert "no name matches 'pnhh_resnet110'. Did you mean 'pnnh_resnet110'?" in run.stderr
-    assert "Traceback" not in run.stderr
-    assert not run.stdout
+def test_a_wrong_pattern_is_one_sentence_without_a_traceback(refused: Callable[[list[str]], str]) -> None:
+    said = refused(["models", "pnhh_resnet110"])
+    assert "no name matches 'pnhh_resnet110'. Did you mean 'pnnh_resnet110'?" in said
+    assert "Traceback" not in said

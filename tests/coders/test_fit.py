@@ -169,3 +169,23 @@ def test_all_coders_of_a_network_are_ready_in_time(widths: tuple[int, ...], limi
     for width in widths:
         bank.take(spec(width, kernel=3), RELU)
     assert time.perf_counter() - start < limit
+
+
+def test_algorithm_1_is_plain_sgd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against its lines by hand, in float64: W -= rate * gradient of the squared error, from N(0, 0.01)."""
+    monkeypatch.setattr(sys.modules["unskip.coders.fit"], "SGD_STEPS", 4)
+    wanted = spec(16, kernel=3, fit="sgd")
+    found = fit(wanted, RELU)
+    generator = torch.Generator().manual_seed(_seed(wanted))
+    enc, dec = (0.01 * torch.randn(shape, generator=generator) for shape in (wanted.enc_shape, wanted.dec_shape))
+    enc, dec = (w.double().requires_grad_() for w in (enc, dec))
+    for _ in range(4):
+        x = torch.randn(16, 16, 8, 8, generator=generator).relu().double()
+        y = F.conv2d(F.conv2d(x, enc, padding=1).relu(), dec, padding=1)
+        grads = torch.autograd.grad(((y - x) ** 2).sum() / (16 * 64), (enc, dec))
+        with torch.no_grad():
+            for w, grad in zip((enc, dec), grads, strict=True):
+                w -= 0.032 / 4 * grad
+    torch.testing.assert_close(found.enc.double(), enc.detach(), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(found.dec.double(), dec.detach(), rtol=1e-4, atol=1e-7)
+    assert found.mse < found.start_mse

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.train.small import arrays, write_npz
 from unskip.data import readers, sets
 from unskip.data.config import DataConfig
-from unskip.data.sets import Split, hold_out, load
+from unskip.data.sets import Split, find_kind, hold_out, load
 
 
 def config(dataset: str, **changes: Any) -> DataConfig:
@@ -375,6 +375,25 @@ def test_imagefolder_agrees_with_torchvision(tmp_path: Path) -> None:
     assert (len(with_test.train), len(with_test.val), len(with_test.test)) == (8, 8, 8)
 
 
+def test_an_image_folder_without_test_images_holds_some_out(tmp_path: Path) -> None:
+    """Of each class alike, and the same ones every time."""
+    write_folder(tmp_path / "split", ("train",), 10)
+    flat = write_folder(tmp_path / "flat", ("",), 10)
+    for root in (tmp_path / "split", flat):
+        assert find_kind(root) == "imagefolder"
+        data = load(config("imagefolder", val_fraction=0.25), root)
+        assert [split.labels.bincount().tolist() for split in (data.train, data.val, data.test)] == [
+            [6, 6], [2, 2], [2, 2]
+        ]  # fmt: skip
+        parts = [set(split.images) for split in (data.train, data.val, data.test)]
+        assert sorted(set.union(*parts)) == sorted(p for p in root.rglob("*.*") if p.is_file())
+        assert data.notes == ("4 of the images, 20% of each class, were held out to test on",)
+        assert load(config("imagefolder", val_fraction=0.25), root).fingerprint() == data.fingerprint()
+    write_folder(tmp_path / "split", ("test",), 3)
+    data = load(config("imagefolder", val_fraction=0.0), tmp_path / "split")
+    assert (len(data.train), data.val, len(data.test), data.notes) == (20, None, 6, ())
+
+
 def test_bad_imagefolder(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "a")
     file = root / "val" / "dog" / "2.jpg"
@@ -391,8 +410,8 @@ def test_bad_imagefolder(tmp_path: Path) -> None:
     (root / "train" / "ant").mkdir()
     with pytest.raises(ValueError, match=r"train/ant has no image"):
         load(config("imagefolder"), root)
-    with pytest.raises(ValueError, match=r"train is missing.*train/<class>/<images>"):
-        load(config("imagefolder"), tmp_path)
+    with pytest.raises(ValueError, match=r"has 0 class folders; .* must hold a folder of images for each class"):
+        load(config("imagefolder"), tmp_path)  # "a" holds no images itself
     (tmp_path / "train" / "only").mkdir(parents=True)
     (tmp_path / "val").mkdir()
     with pytest.raises(ValueError, match="has 1 class folders"):

@@ -44,6 +44,10 @@ class Picky(nn.Module):
         return self.layer(x).mean((2, 3))
 
 
+def headed(num_classes: int = 10) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 30 * 30, num_classes))
+
+
 READY = nn.Sequential(nn.Linear(16, 4), nn.ReLU(), nn.Linear(4, 2))
 
 

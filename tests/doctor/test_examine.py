@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from unskip.doctor.examine import check_report_path
+from unskip.doctor import examine as module
+from unskip.doctor.examine import InputSpec, check_report_path, examine
 
 
 def test_a_page_that_is_there_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,3 +22,19 @@ def test_a_page_that_is_there_is_not_overwritten(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
     with pytest.raises(ValueError, match=r"nothing can be written into the folder"):
         check_report_path(tmp_path / "other.html", force=False)
+
+
+@pytest.mark.parametrize(
+    ("against", "sentence"),
+    [
+        ("resnet111", "no network named 'resnet111'"),
+        ("tests.doctor.small:number", "gave .int., not an nn.Module"),
+        ("tests.doctor.small:odd_vector", "reads inputs of shape .*, which no image has"),
+    ],
+)
+def test_both_networks_are_looked_at_before_the_first_is_measured(
+    against: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "diagnose", lambda *args, **kwargs: pytest.fail("measured too early"))
+    with pytest.raises(ValueError, match=sentence):
+        examine("resnet20", InputSpec(data="digits", batch_size=2), against=against)

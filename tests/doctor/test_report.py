@@ -95,7 +95,7 @@ def test_json_holds_everything(tmp_path: Path) -> None:
     assert read["series"]["gradient_norm"]["values"][:5] == [0.0, "inf", None, "-inf", 1e-4]
     assert read["series"]["odd_measure"]["errors"] == [0.05] * 6
     assert read["layers"][3] == {
-        "name": "layer3.conv", "kind": "conv", "parameters": 9, "shape": [8, 4, 4], "trunk": True
+        "name": "layer3.conv", "kind": "conv", "parameters": 9, "shape": [8, 4, 4], "trunk": True, "depth": 0
     }  # fmt: skip
     assert read["notes"] == list(one.measured.notes)
 

@@ -103,6 +103,19 @@ def test_a_network_that_would_take_all_memory(case: str, tmp_path: Path) -> None
     assert "evil.safetensors can't be opened" in said
 
 
+@pytest.mark.parametrize(
+    "nested", ["[" * 5000 + "]" * 5000, '{"a":' * 5000 + "0" + "}" * 5000], ids=["lists", "tables"]
+)
+def test_nested_json(nested: str, tmp_path: Path) -> None:
+    """In the metadata, where the network is, and in the header that safetensors itself reads."""
+    file = write_network(tmp_path / "evil.safetensors", {})
+    header = json.loads(file.read_bytes()[8:])
+    text = json.dumps({"__metadata__": {"unskip": header["__metadata__"]["unskip"].replace("{}", nested, 1)}})
+    for raw in (text, text.replace("{", f'{{"x": {nested}, ', 1)):
+        file.write_bytes(struct.pack("<Q", len(raw)) + raw.encode())
+        assert "evil.safetensors can't be " in refused(file)
+
+
 def test_many_steps_are_read_in_linear_time(tmp_path: Path) -> None:
     steps = [function("torch.relu", {"step": i}) for i in range(2000)]
     assert "computes another function" in refused(

@@ -44,6 +44,32 @@ def test_networks_by_name_and_by_factory(word: str, name: str, shape: tuple[int,
     assert (loaded.name, loaded.input_size, loaded.guessed) == (name, shape, guessed)
 
 
+@pytest.mark.parametrize("spec", ["resnet20", "timm:test_resnet", "torchvision:squeezenet1_1", f"{HERE}:headed"])
+def test_the_head_is_as_wide_as_that_of_the_weights(spec: str, tmp_path: Path) -> None:
+    trained = load_model(spec, num_classes=7).model
+    torch.save(
+        {"state_dict": {f"module.{key}": value for key, value in trained.state_dict().items()}}, tmp_path / "a.pth"
+    )
+    for given in (None, 7):
+        found = load_model(spec, weights=tmp_path / "a.pth", num_classes=given)
+        assert found.trained
+        assert all(torch.equal(value, found.model.state_dict()[key]) for key, value in trained.state_dict().items())
+    with pytest.raises(ValueError, match=r"a.pth does not fit .*(size mismatch|7)"):
+        load_model(spec, weights=tmp_path / "a.pth", num_classes=8)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("resnet20:num_classes=5", "'resnet20:num_classes=5' and --num-classes 4 differ; leave one out"),
+        (f"{HERE}:mlp", r"failed when it was called num_classes=4: TypeError"),
+    ],
+)
+def test_a_width_that_can_not_be_given(spec: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        load_model(spec, num_classes=4)
+
+
 def test_a_method_is_applied_and_the_seed_decides_the_weights() -> None:
     state = torch.get_rng_state()
     plain, again, other = (load_model("resnet20", method="plain", seed=s).model for s in (0, 0, 1))

@@ -345,11 +345,30 @@ def test_known_layers_in_other_clothes_keep_working() -> None:
     class Other(nn.ReLU):
         """Nothing new."""
 
+    class Convolution(nn.Conv2d):
+        """Nothing new."""
+
+    class Shortcut(nn.Sequential):
+        """Nothing new."""
+
     for norm in (nn.SyncBatchNorm(6), BatchNormAct2d(6, apply_act=False), Named(6)):
         assert not exact_or_refused(without_skips, Net(Block(bn1=norm), Block(act2=Other())))
         plain = nn.Sequential(nn.Conv2d(3, 6, 3), norm, Other(), nn.Conv2d(6, 4, 1))
         assert not exact_or_refused(unskip.fold, plain)
     assert not exact_or_refused(without_skips, Net(Block(bn1=BatchNormAct2d(6), act1=nn.Identity())))
+    block = Block(conv1=Convolution(4, 6, 3, padding=1), act1=Other(), shortcut=Shortcut(Convolution(4, 4, 1)))
+    network = Net(block)
+    assert not exact_or_refused(without_skips, network)
+    assert not exact_or_refused(unskip.fold, without_skips(network))
+
+
+def test_what_rm_gave_folds_after_more_training() -> None:
+    """Whatever training makes of its weights, of the biases beside carried channels too."""
+    plain = without_skips(trained(Net(Block(), Block())))
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    assert not exact_or_refused(unskip.fold, plain)
 
 
 def test_the_proof_is_as_good_as_before() -> None:

@@ -76,13 +76,18 @@ def inherits(cls: type, known: type) -> bool:
     )
 
 
+def inherits_from(module: nn.Module, *classes: type[nn.Module]) -> bool:
+    """isinstance(module, classes), where the module's class must inherit unchanged what that class does."""
+    known = next((cls for cls in type(module).__mro__ if cls in classes), None)
+    return known is not None and inherits(type(module), known)
+
+
 def behaves_as(module: nn.Module, *classes: type[nn.Module]) -> bool:
     """isinstance(module, classes), for what a module does: its class must inherit that unchanged, and nothing alter it.
 
     Whatever concludes from a module's class what it computes asks this.
     """
-    known = next((cls for cls in type(module).__mro__ if cls in classes), None)
-    return known is not None and inherits(type(module), known) and not altered(module)
+    return inherits_from(module, *classes) and not altered(module)
 
 
 def known_class(module: nn.Module) -> type:

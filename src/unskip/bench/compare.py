@@ -54,7 +54,8 @@ class Comparison:
             raise ValueError(f"bench: a network is named twice in {', '.join(model_specs)}; name each once.")
         self.setting, self.say, self.first = setting, say, model_specs[0]
         # Fast layers run as the ordinary ones on a CPU: there is nothing to add there.
-        self.candidates = load_candidates(model_specs, setting.layers, beside=setting.where.type == "cuda")
+        beside = setting.layers == "same" and setting.where.type == "cuda"
+        self.candidates = load_candidates(model_specs, setting.layers, beside=beside)
         shape = common_input(self.candidates, setting.size)
         self.work = {c.name: self._count(c, (setting.images, *shape)) for c in self.candidates}
         check_outputs(self.candidates, {name: found.output for name, found in self.work.items()})

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from unskip.bench.setting import Layers
-from unskip.io.load import Shape, is_name, load_model
+from unskip.io.load import Shape, load_model
 from unskip.kernels import use_fast_layers
+from unskip.models.build import is_name
 from unskip.ship import fold
 from unskip.ship.fold import Refusal, absorb_norms, pool_stem
 

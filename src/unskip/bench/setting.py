@@ -10,7 +10,7 @@ import torch
 
 Mode = Literal["train", "infer"]
 Precision = Literal["fp32", "bf16"]
-Layers = Literal["same", "own"]
+Layers = Literal["same", "fast", "own"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 UNITS = {"": 1, "b": 1, **{f"{unit}ib": 1024 ** (i + 1) for i, unit in enumerate("kmgt")}}
 UNITS |= {f"{unit}b": 1000 ** (i + 1) for i, unit in enumerate("kmgt")}
@@ -23,7 +23,10 @@ class Setting:
     device: str = "auto"  # auto: the GPU if there is one
     batch: int = 0  # images; 0: 256 on a GPU, 8 on a CPU
     size: int = 0  # side of the images in px; 0: the networks' own, which must agree
-    layers: Layers = "same"  # same: all networks have fast layers (unskip.kernels); own: each as it was built
+    layers: Layers = (
+        "same"  # fast: all networks have fast layers (unskip.kernels); same: on a GPU also without them, for
+    )
+    # those that this changes; own: each as it was built
     precision: Precision = "fp32"  # bf16: autocast while training, weights in bf16 for inference
     channels_last: bool = True  # memory layout of images and weights
     train: bool = True  # time training: forward, backward, SGD with momentum

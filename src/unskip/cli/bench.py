@@ -27,7 +27,7 @@ def bench(
         str,
         typer.Option(
             help="same: all networks have our fast stem and depthwise kernels; on a GPU those that this changes are "
-            "timed without them too. own: each network as it was built."
+            "timed without them too; fast: they are not. own: each network as it was built."
         ),
     ] = "same",
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",

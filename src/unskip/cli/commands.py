@@ -18,6 +18,7 @@ from unskip.cli.fold import fold
 from unskip.cli.models import models
 from unskip.cli.options import Command
 from unskip.cli.plainify import plainify
+from unskip.cli.plan import plan
 from unskip.cli.reproduce import app as reproduce
 from unskip.cli.train import train
 
@@ -35,7 +36,7 @@ def _paragraphs(command: Callable[..., None]) -> str:
     return "\n\n".join(" ".join(words.split()) for words in (inspect.getdoc(command) or "").split("\n\n"))
 
 
-for _command in (bench, demo, doctor, export, fold, models, plainify):
+for _command in (bench, demo, doctor, export, fold, models, plainify, plan):
     app.command(cls=Command, help=_paragraphs(_command))(_command)
 app.add_typer(reproduce, name="reproduce")
 app.command(help=_paragraphs(train), context_settings={"ignore_unknown_options": True})(train)

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from unskip.cli import Importing
-from unskip.cli.options import MAX_SEED, Force, InputSize, Network, Pretrained, Weights
+from unskip.cli.options import MAX_SEED, Force, InputSize, Network, NumClasses, Pretrained, Weights
 from unskip.cli.tables import console_for_tables, fitted
 
 
@@ -19,6 +19,7 @@ def doctor(
     against: Annotated[str | None, typer.Option(help="A second network to compare it with, given likewise.")] = None,
     weights: Weights = None,
     pretrained: Pretrained = False,
+    num_classes: NumClasses = None,
     data: Annotated[
         str | None,
         typer.Option(
@@ -59,14 +60,15 @@ def doctor(
     )
     console = Console(stderr=True)
     with console.status(f"Measuring {network} ..."):
-        report = examine(network, inputs, method=method, weights=weights, pretrained=pretrained)
-        other = None if against is None else examine(against, inputs)
+        reports = examine(
+            network, inputs, against=against, method=method, weights=weights, pretrained=pretrained,
+            num_classes=num_classes,
+        )  # fmt: skip
     if out is not None:
-        report.to_html(out, against=other)
+        reports[0].to_html(out, *reports[1:])
     if json:
-        print(as_json(report, other))
+        print(as_json(*reports))
         return
-    reports = [report] if other is None else [report, other]
     shown_on = console_for_tables(140)
     for each in reports:
         shown_on.print(verdict_lines(each))

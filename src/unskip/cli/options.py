@@ -24,6 +24,10 @@ Weights = Annotated[Path | None, typer.Option(help="A state dict for the network
 Pretrained = Annotated[
     bool, typer.Option("--pretrained", help="Take the trained weights of a name: the package's, or timm's (downloads).")
 ]
+NumClasses = Annotated[
+    int | None,
+    typer.Option(help="Classes of the network's head.", show_default="those of the weights, or its own", min=1),
+]
 InputSize = Annotated[str | None, typer.Option(help="Shape of one input, for instance 3x32x32.")]
 MAX_SEED = 2**63 - 1  # what PyTorch's generators take
 Seed = Annotated[int, typer.Option(help="Seed of the weights, where none are given.", max=MAX_SEED)]
@@ -42,13 +46,23 @@ class Command(TyperCommand):
 
 
 def source_of(
-    network: str, weights: Path | None, pretrained: bool, input_size: str | None, seed: int, *, note: bool = True
+    network: str,
+    weights: Path | None,
+    pretrained: bool,
+    num_classes: int | None,
+    input_size: str | None,
+    seed: int,
+    *,
+    note: bool = True,
 ) -> "ModelSource":
     """The network that a command ships; the note says on stderr where a name has trained weights that are not taken."""
     with Importing():
         from unskip.io.shipping import ModelSource
 
-    source = ModelSource(model_spec=network, weights=weights, pretrained=pretrained, input_size=input_size, seed=seed)
+    source = ModelSource(
+        model_spec=network, weights=weights, pretrained=pretrained, num_classes=num_classes, input_size=input_size,
+        seed=seed,
+    )  # fmt: skip
     if note and source.note:
         print(source.note, file=sys.stderr)
     return source

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from unskip.cli.options import Force, InputSize, Network, Pretrained, Seed, Weights, source_of
+from unskip.cli.options import Force, InputSize, Network, NumClasses, Pretrained, Seed, Weights, source_of
 
 
 def plainify(
@@ -28,6 +28,7 @@ def plainify(
     ] = True,
     weights: Weights = None,
     pretrained: Pretrained = False,
+    num_classes: NumClasses = None,
     input_size: InputSize = None,
     seed: Seed = 0,
     force: Force = False,
@@ -39,7 +40,7 @@ def plainify(
     Exit codes: 0 done; 2 an argument is wrong, it would grow beyond the limit, or the proof failed, and
     nothing was written.
     """
-    source = source_of(network, weights, pretrained, input_size, seed, note=False)
+    source = source_of(network, weights, pretrained, num_classes, input_size, seed, note=False)
     from unskip.io.shipping import parse_options, plainify_to_file
 
     given = parse_options(options, command="plainify")

@@ -14,11 +14,15 @@ def train(
         list[str] | None,
         typer.Argument(
             metavar="[RECIPE] [--FIELD VALUE]...",
-            help="The name of a recipe (see --list) or a TOML file; digits-pnnh-56 unless given. Each field of a "
-            "recipe (see --show) can be overridden: --epochs 3 --lr 0.05 --cuda-graph.",
+            help="The name of a recipe (see --list) or a TOML file; unless given digits-pnnh-56 or, for a folder of "
+            "images, images-pnnh-20-wide. Each field of a recipe (see --show) can be overridden: --model resnet18 "
+            "--pretrained --epochs 3 --lr 0.05 --tensorboard; --init-from FILE starts from its weights.",
         ),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Where the data set lies. Digits are embedded.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Where the data set lies, for instance a folder with a folder for each class of images."),
+    ] = None,
     out: Annotated[
         str | None, typer.Option("--out", "-o", help="The folder of the run.", show_default="runs/RECIPE")
     ] = None,
@@ -43,7 +47,7 @@ def train(
         for name in recipe_names():
             print(f"{name:28} {recipe_text(name).splitlines()[0].removeprefix('# ')}")
         return
-    name, recipe = parse_command(words or [])
+    name, recipe = parse_command(words or [], data)
     if show:
         print(recipe.to_toml(), end="")
         return
@@ -58,3 +62,5 @@ def train(
         sys.exit(STOPPED if isinstance(ended, TrainingInterrupted) else DIVERGED)
     if is_main():
         print(result)
+        if result.sample:
+            print(f"\n{result.sample}")

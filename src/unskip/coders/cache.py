@@ -26,7 +26,8 @@ def cache_dir() -> Path:
 
 def key(spec: CoderSpec) -> str:
     """All that a fitted coder depends on, as text."""
-    names = ("VERSION", "POSITIONS", "SIDE", "STEPS", "ROUNDS", "STEP_SIZE", "MIN_GAIN")
+    of_fit = {"adam": ["STEPS", "ROUNDS", "STEP_SIZE", "MIN_GAIN"], "sgd": ["SGD_STEPS", "SGD_SCALE", "SGD_RATE"]}
+    names = ["VERSION", "POSITIONS", "SIDE", *of_fit[spec.fit]]
     settings = {name.lower(): getattr(fitting, name) for name in names}
     return json.dumps({"spec": dataclasses.asdict(spec), "fit": settings}, sort_keys=True)
 

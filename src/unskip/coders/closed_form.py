@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unskip.coders.coder import Coder
-from unskip.coders.matrices import closed_form
+from unskip.coders.matrices import closed_form, odd_part_is_identity
 from unskip.coders.spec import CoderSpec
 
 MAX_SLICES = 4  # members of a group that are summed slice by slice, which a compiler fuses with what reads the sum
@@ -75,6 +75,7 @@ class ClosedFormCoder(Derived, Coder):
         self.size = spec.channels // self.groups if self.whole else 1  # n, channels of a group
         self.even = not self.whole or spec.channels % self.groups == 0
         self.dim = -1 if spec.linear else 1  # of the channels
+        self.through = spec.paired and odd_part_is_identity(self.act, self.depth)  # σ(z) - σ(-z) = z
         self.derive(*(("enc", "dec") if dense or not self.even else ()), **factory)
 
     def exact(self) -> dict[str, Tensor]:
@@ -87,7 +88,8 @@ class ClosedFormCoder(Derived, Coder):
         if isinstance(self.act, nn.ReLU) and not self.spec.paired:
             return self.spread(scaled(self.act(code), 1 / self.size))  # e σ(e z) = e² σ(z)
         code = scaled(code, self.size**-0.5)
-        code = self.activate(code) - self.activate(-code) if self.spec.paired else self.activate(code)
+        if not self.through:
+            code = self.activate(code) - self.activate(-code) if self.spec.paired else self.activate(code)
         return self.spread(scaled(code, self.size**-0.5))
 
     def decode(self, code: Tensor) -> Tensor:

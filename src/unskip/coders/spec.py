@@ -1,6 +1,7 @@
 """CoderSpec: everything that a coder's weights depend on."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -17,13 +18,14 @@ class CoderSpec:
     depth: int = 1  # activations in a row: 1 in vanilla blocks and MLPs, 2 in the two bottlenecks
     paired: bool = False  # carries x+ and x- side by side: [E; -E] and [D, -D]
     linear: bool = False  # weights of two axes for nn.Linear rather than four for nn.Conv2d
+    fit: Literal["adam", "sgd"] = "adam"  # of a pretext task: to the floor, or as Algorithm 1 does
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.code < self.channels:
+        if not 1 <= self.code < self.channels * (1 + self.paired):
             raise ValueError(
-                f"CoderSpec: code={self.code} must be at least 1 and less than channels={self.channels}; "
-                "a coder carries fewer channels than it reads."
+                f"CoderSpec: code={self.code} must be at least 1 and less than channels={self.channels}, or twice that "
+                "where it carries x+ and x-; a coder carries fewer channels than it reads."
             )
         if self.paired and self.code % 2:
             raise ValueError(f"CoderSpec: a paired coder carries x+ and x-, so code={self.code} must be even.")

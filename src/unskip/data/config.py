@@ -19,8 +19,10 @@ class DataConfig(Section):
     """What a network reads."""
 
     dataset: str = "digits"  # what is read, and how `--data` is laid out: a name of unskip.data.sets.DATASETS
-    val_fraction: BelowOne = 0.1  # of the training images, held out for choosing; 0 holds none out
+    val_fraction: BelowOne = 0.1  # of the training images (of a whole text), held out for choosing; 0 holds none out
     image_size: Side = 0  # px, what images are brought to; 0: as they come (imagefolder: 224)
+    tokens: Literal["characters", "bytes"] = "characters"  # text: what a network predicts the next one of
+    context: Positive[int] = 256  # text: tokens in a row
     test_crop: Share = 0.875  # imagefolder: the centre crop's share of the resized image's side when testing
     check_files: Free[bool] = True  # imagefolder: decode each file once before the first step
     cache_gib: Free[Positive[float]] = 8.0  # GiB, the largest set that is held on the device as uint8

@@ -5,6 +5,7 @@ rest is read and augmented by worker processes with torchvision's transforms v2 
 What happens in an epoch follows from the seed and the epoch's number alone, so any batch can be made again.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +31,7 @@ from unskip.data.sets import DataSet, Split
 
 Batch = tuple[Tensor, Tensor]
 MAX_PIXELS = 2**21  # of an evaluation batch: 2,048 images of 32 px
-ORDER, SAMPLE, MIX = 1, 2, 3  # which stream of random numbers a seed is for
+ORDER, SAMPLE, MIX, ERASE = 1, 2, 3, 4  # which stream of random numbers a seed is for
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,10 @@ def make_feed(
             f"recipe: batch={batch} is {each} images for each of {partition.world} processes, and mixup and cutmix "
             f"pair them; use a multiple of {2 * partition.world}."
         )
+    if data.vocabulary:
+        if config.mixes or config.crop != "none" or config.flip or config.erase or config.repeats > 1:
+            raise ValueError("recipe: crop, flip, erase, mixup, cutmix and repeats are for images, and this is a text.")
+        return TextFeed(data, config, batch, seed, smoothing, False, device, dtype, partition)
     if len(data.train) < batch:
         raise ValueError(f"recipe: batch={batch} is larger than the training set ({len(data.train)} images); lower it.")
     by_image = config.crop == "resized" or config.color_jitter or config.rand_augment
@@ -114,7 +119,6 @@ class Feed(ABC):
                 label_smoothing=self.smoothing,
                 num_classes=data.classes,
             )
-        self.erase = RandomErasing(config.erase, mode="pixel", device=device) if config.erase else None
 
     def order(self, epoch: int) -> Tensor:
         """The training images of an epoch: (steps * batch,) indices, the same for all processes."""
@@ -128,12 +132,12 @@ class Feed(ABC):
             yield self.mixed(x, y, (self.seed, MIX, epoch, step, self.partition.rank))
 
     def mixed(self, x: Tensor, y: Tensor, key: tuple[int, ...]) -> Batch:
-        """A batch after random erasing, mixup and cutmix, where the configuration asks for them."""
-        if self.mix is None and self.erase is None:
+        """A batch after mixup and cutmix, where the configuration asks for them."""
+        if self.mix is None:
             return x, y
         with seeded(*key):
-            x = x if self.erase is None else self.erase(x)
-            return (x, y) if self.mix is None else self.mix(x, y)
+            mixed: Batch = self.mix(x, y)
+            return mixed
 
     @abstractmethod
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
@@ -144,12 +148,17 @@ class Feed(ABC):
 
         Each process sees equally many batches, as FSDP needs; what fills up the last ones has weight 0.
         """
+        count = self.count(split)
         per_batch = max(4 * self.batch, MAX_PIXELS // self.data.image_size**2)
-        size = max(1, min(len(split), per_batch) // self.partition.world)
-        each = -(-len(split) // self.partition.world)
+        size = max(1, min(count, per_batch) // self.partition.world)
+        each = -(-count // self.partition.world)
         mine = torch.arange(self.partition.rank * each, (self.partition.rank + 1) * each)
         for at, (x, y) in zip(mine.split(size), self.plain_batches(split, mine.split(size)), strict=True):
-            yield x, y, (at < len(split)).to(self.device, self.dtype)
+            yield x, y, (at < count).to(self.device, self.dtype)
+
+    def count(self, split: Split) -> int:
+        """How many inputs a split has."""
+        return len(split)
 
     @abstractmethod
     def plain_batches(self, split: Split, parts: tuple[Tensor, ...]) -> Iterator[Batch]:
@@ -166,21 +175,25 @@ class DeviceFeed(Feed):
     @cached_property
     def padded(self) -> Tensor:
         """The training images on the device, with zeros around them as torchvision's crop has them."""
-        assert isinstance(self.data.train.images, Tensor)
-        return F.pad(self.data.train.images, (0, 0, *[self.pad] * 4)).to(self.device)
+        return self.held(self.data.train, self.pad)[0]
 
     @cached_property
     def labels(self) -> Tensor:
-        return self.data.train.labels.to(self.device)
+        return self.held(self.data.train, self.pad)[1]
 
     @property
     def pad(self) -> int:
         return self.config.pad if self.config.crop == "pad" else 0
 
-    @cached_property
-    def held(self) -> dict[int, tuple[Tensor, Tensor]]:
-        """Splits to evaluate on, put on the device when first used."""
-        return {}
+    def held(self, split: Split, pad: int = 0) -> tuple[Tensor, Tensor]:
+        """A split on the device, put there when first used; all feeds of a data set share it."""
+        held = self.data.on_device
+        key = (id(split), pad, self.device)
+        if key not in held:
+            assert isinstance(split.images, Tensor)
+            images = F.pad(split.images.to(self.device), (0, 0, *[pad] * 4)) if pad else split.images.to(self.device)
+            held[key] = images, split.labels.to(self.device)
+        return held[key]
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         size, batch = self.data.image_size, self.batch
@@ -190,25 +203,95 @@ class DeviceFeed(Feed):
         generator = torch.Generator().manual_seed(seed_of(self.seed, SAMPLE, epoch))
         dy, dx = torch.randint(2 * self.pad + 1, (2, n, 1), generator=generator)
         mirror = torch.rand(n, 1, generator=generator) < self.config.flip
+        erased = self.erased(n, generator).to(self.device)
         order, dy, dx, mirror = (t.to(self.device) for t in (order, dy, dx, mirror))
         rows, columns = dy + line, dx + torch.where(mirror, size - 1 - line, line)  # (n, size) each
         still = not self.pad and not self.config.flip
         for at in range(start * batch, n, batch):
-            part = [self.partition.of(t[at : at + batch]) for t in (order, rows, columns)]
+            part = [self.partition.of(t[at : at + batch]) for t in (order, rows, columns, erased)]
             if still:
                 x = self.padded[part[0]]
             else:
                 x = self.padded[part[0][:, None, None], part[1][:, :, None], part[2][:, None, :]]  # (B, H, W, C)
-            yield self.normalise(x.permute(0, 3, 1, 2)), self.labels[part[0]]
+            x = self.normalise(x.permute(0, 3, 1, 2))
+            if self.config.erase:
+                top, bottom, left, right = part[3].T[:, :, None]
+                inside = ((line >= top) & (line < bottom))[:, None, :, None] & ((line >= left) & (line < right))[
+                    :, None, None
+                ]
+                x = torch.where(inside, self.noise(x, (self.seed, ERASE, epoch, at, self.partition.rank)), x)
+            yield x, self.labels[part[0]]
+
+    def erased(self, n: int, generator: torch.Generator) -> Tensor:
+        """(n, 4): top, bottom, left and right of the rectangle that is erased from each image; empty for most.
+
+        As timm's RandomErasing draws them: 2 % to a third of the area, sides at 0.3 to 1 / 0.3, the first of ten that
+        fits; here for an epoch at once.
+        """
+        if not self.config.erase:
+            return torch.zeros(n, 4, dtype=torch.long)
+        side = self.data.image_size
+        area = torch.empty(n, 10).uniform_(0.02, 1 / 3, generator=generator) * side**2
+        aspect = torch.empty(n, 10).uniform_(math.log(0.3), -math.log(0.3), generator=generator).exp()
+        height, width = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
+        fits = (height < side) & (width < side)
+        first = fits.float().argmax(1, keepdim=True)
+        wanted = fits.any(1, keepdim=True) & (torch.rand(n, 1, generator=generator) < self.config.erase)
+        height, width = (length.gather(1, first) * wanted for length in (height, width))
+        top, left = (
+            (torch.rand(n, 1, generator=generator) * (side - length + 1)).floor() for length in (height, width)
+        )
+        return torch.cat([top, top + height, left, left + width], dim=1).long()
+
+    def noise(self, x: Tensor, key: tuple[int, ...]) -> Tensor:
+        """Standard normal numbers like `x`, of a seed."""
+        generator = torch.Generator(self.device).manual_seed(seed_of(*key))
+        return torch.empty_like(x).normal_(generator=generator)
 
     def plain_batches(self, split: Split, parts: tuple[Tensor, ...]) -> Iterator[Batch]:
-        if id(split) not in self.held:
-            assert isinstance(split.images, Tensor)
-            self.held[id(split)] = split.images.to(self.device), split.labels.to(self.device)
-        images, labels = self.held[id(split)]
+        images, labels = self.held(split)
         for part in parts:
             at = part.clamp(max=len(split) - 1).to(self.device)
             yield self.normalise(images[at].permute(0, 3, 1, 2)), labels[at]
+
+
+class TextFeed(Feed):
+    """A text on the device, cut into pieces of `context` tokens; an epoch draws where the first begins, and the order.
+
+    Labels are the tokens behind those of the input, one for each.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.steps = self.count(self.data.train) // self.batch
+        if not self.steps:
+            raise ValueError(
+                f"recipe: batch={self.batch} is larger than the training text, {self.count(self.data.train)} pieces of "
+                f"{self.data.image_size} tokens; lower batch or context."
+            )
+        parts = [part for part in (self.data.train, self.data.val, self.data.test) if part is not None]
+        self.tokens = {id(part): part.labels.to(self.device) for part in parts}
+
+    def count(self, split: Split) -> int:
+        return (len(split) - 1) // self.data.image_size
+
+    def pieces(self, split: Split, starts: Tensor) -> Batch:
+        tokens = self.tokens[id(split)]
+        at = starts.to(self.device)[:, None] + torch.arange(self.data.image_size, device=self.device)
+        return tokens[at], tokens[at + 1]
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        context, train = self.data.image_size, self.data.train
+        generator = torch.Generator().manual_seed(seed_of(self.seed, ORDER, epoch))
+        spare = len(train) - 1 - self.steps * self.batch * context
+        offset = int(torch.randint(min(context, spare + 1), (1,), generator=generator))
+        order = torch.randperm((len(train) - 1 - offset) // context, generator=generator) * context + offset
+        for step in range(start, self.steps):
+            yield self.pieces(train, self.partition.of(order[step * self.batch : (step + 1) * self.batch]))
+
+    def plain_batches(self, split: Split, parts: tuple[Tensor, ...]) -> Iterator[Batch]:
+        for part in parts:
+            yield self.pieces(split, part.clamp(max=self.count(split) - 1) * self.data.image_size)
 
 
 class WorkerFeed(Feed):
@@ -223,7 +306,12 @@ class WorkerFeed(Feed):
             for k, part in places
             if k >= start
         ]
-        yield from self.loaded(samples, parts)
+        erase = RandomErasing(self.config.erase, mode="pixel", device=self.device)
+        for step, (x, y) in enumerate(self.loaded(samples, parts), start):
+            if self.config.erase:
+                with seeded(self.seed, ERASE, epoch, step, self.partition.rank):
+                    x = erase(x)
+            yield x, y
 
     def plain_batches(self, split: Split, parts: tuple[Tensor, ...]) -> Iterator[Batch]:
         samples = Samples(split, eval_transform(self.data, self.config), None)

@@ -5,10 +5,11 @@
 | digits | nothing: scikit-learn's digits are embedded |
 | cifar10, cifar100 | `cifar-10-batches-py/` or `cifar-100-python/`, as torchvision lays them out |
 | fashion_mnist | `FashionMNIST/raw/` or the four idx files themselves, gzipped or not |
-| imagefolder | `train/<class>/*.jpg` and `val/<class>/*.jpg`, optionally `test/<class>/*.jpg` |
+| imagefolder | `train/<class>/*.jpg`, optionally `val/<class>/*.jpg` and `test/<class>/*.jpg`; or `<class>/*.jpg` |
 | npz | one `.npz` file with x_train, y_train, x_test, y_test |
 """
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -35,6 +36,7 @@ from unskip.data.feed import open_file
 from unskip.data.sets import DATASETS, DataSet, Split, from_splits, hold_out, make_split, register_dataset
 
 BAD_ARCHIVE = (zipfile.BadZipFile, zlib.error)
+TEST_SHARE = 0.2  # of an image folder without test images
 IMAGE_FILES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff")
 
 
@@ -221,7 +223,7 @@ NPZ = (
 )
 
 
-@register_dataset("npz", layout=NPZ, found_at=Path.is_file)
+@register_dataset("npz", layout=NPZ, found_at=lambda root: root.is_file() and root.suffix != ".txt")
 def npz(config: DataConfig, root: Path) -> DataSet:
     path = root
     if path.is_dir():
@@ -267,45 +269,66 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 
 @register_dataset(
     "imagefolder",
-    layout="must hold train/<class>/<images> and val/<class>/<images>, and may hold test/<class>/<images>; without "
-    "test, val is the test set and validation images are held out from train.",
-    found_at=lambda root: (root / "train").is_dir() and (root / "val").is_dir(),
+    layout="must hold a folder of images for each class, or such folders in train/ and, where there are any, in val/ "
+    "and test/; what is missing of these is held out from the training images.",
+    found_at=lambda root: (root / "train").is_dir() or len(_class_folders(root)) > 1,
 )
 def imagefolder(config: DataConfig, root: Path) -> DataSet:
-    for part in ("train", "val"):
-        if not (root / part).is_dir():
-            raise ValueError(_missing(root / part, root, config))
-    classes = sorted(p.name for p in (root / "train").iterdir() if p.is_dir())
+    inside = root / "train" if (root / "train").is_dir() else root
+    classes = sorted(p.name for p in inside.iterdir() if p.is_dir()) if inside != root else _class_folders(root)
     if len(classes) < 2:
-        raise ValueError(f"data: {root / 'train'} has {len(classes)} class folders; it needs at least two.")
+        raise ValueError(
+            f"data: {inside} has {len(classes)} class folders; it needs at least two. {root} "
+            f"{DATASETS['imagefolder'].layout}"
+        )
 
-    def read(part: str) -> Split:
+    def read(folder: Path) -> Split:
         files: list[Path] = []
         labels: list[int] = []
-        for folder in sorted(p for p in (root / part).iterdir() if p.is_dir()):
-            if folder.name not in classes:
-                raise ValueError(f"data: {folder} is a class that {root / 'train'} does not have.")
-            here = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_FILES)
-            if not here and part == "train":
-                raise ValueError(f"data: {folder} has no image ({', '.join(IMAGE_FILES)}).")
+        for of_class in sorted(p for p in folder.iterdir() if p.is_dir()):
+            if of_class.name not in classes and folder != inside:
+                raise ValueError(f"data: {of_class} is a class that {inside} does not have.")
+            here = _images_in(of_class)
+            if not here and folder == inside:
+                raise ValueError(f"data: {of_class} has no image ({', '.join(IMAGE_FILES)}).")
             files += here
-            labels += [classes.index(folder.name)] * len(here)
+            labels += [classes.index(of_class.name)] * len(here)
         if not files:
-            raise ValueError(f"data: {root / part} has no image in any class folder.")
+            raise ValueError(f"data: {folder} has no image in any class folder.")
         if config.check_files:
             _check_files(files, config.workers)
         return Split(files, torch.tensor(labels))
 
-    train, last = read("train"), read("val")
-    val: Split | None = last
-    test = read("test") if (root / "test").is_dir() else last
-    if test is last:
+    train = read(inside)
+    val, test = (read(root / part) if (root / part).is_dir() and inside != root else None for part in ("val", "test"))
+    notes: tuple[str, ...] = ()
+    if test is None:
+        test, val = val, None
+    if test is None:
+        train, test = hold_out(train, TEST_SHARE)
+        assert test is not None
+        notes = (f"{len(test)} of the images, {TEST_SHARE:.0%} of each class, were held out to test on",)
+    if val is None:
         train, val = hold_out(train, config.val_fraction)
     size = config.image_size or 224
     return DataSet(
         name=config.dataset, train=train, val=val, test=test, classes=len(classes), channels=3, image_size=size,
-        mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD,
+        mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD, notes=notes,
     )  # fmt: skip
+
+
+def _class_folders(root: Path) -> list[str]:
+    """The folders in `root` with images right in them."""
+    found = []
+    for folder in root.iterdir() if root.is_dir() else ():
+        with contextlib.suppress(OSError):  # no folder, or one that may not be read
+            if any(file.suffix.lower() in IMAGE_FILES for file in folder.iterdir()):
+                found.append(folder.name)
+    return sorted(found)
+
+
+def _images_in(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_FILES)
 
 
 def _check_files(files: list[Path], workers: int) -> None:

@@ -27,7 +27,10 @@ from unskip.data.config import DataConfig
 
 @dataclass(frozen=True)
 class Split:
-    """Images and their classes. Images are one uint8 tensor (N, H, W, C), or the files that hold them."""
+    """Images and their classes. Images are one uint8 tensor (N, H, W, C), or the files that hold them.
+
+    Of a text both are its tokens in order: those behind some are the labels of these.
+    """
 
     images: Tensor | list[Path]
     labels: Tensor  # (N,) int64
@@ -53,7 +56,19 @@ class DataSet:
     image_size: int  # px, of the side of what the network sees
     mean: tuple[float, ...]  # per channel, of pixels in 0 to 1
     std: tuple[float, ...]
+    vocabulary: tuple[str, ...] = ()  # of a text, what each class stands for; a text has `image_size` tokens in a row
     notes: tuple[str, ...] = field(default=())  # what a reader of the result should know about the data
+    on_device: dict[Any, tuple[Tensor, Tensor]] = field(init=False, default_factory=dict, compare=False, repr=False)
+
+    @property
+    def input_size(self) -> tuple[int, ...]:
+        """The shape of one input: (C, H, W) of an image, (T,) of a text."""
+        return (self.image_size,) if self.vocabulary else (self.channels, self.image_size, self.image_size)
+
+    @property
+    def output_size(self) -> tuple[int, ...]:
+        """The shape of what a network returns for one input: logits, of a text for each token."""
+        return (self.image_size, self.classes) if self.vocabulary else (self.classes,)
 
     @property
     def in_memory(self) -> bool:

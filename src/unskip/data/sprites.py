@@ -26,11 +26,12 @@ LAYOUT = (
 def sprites(config: DataConfig, root: Path) -> DataSet:
     """Pictures of square tiles, whose side follows from the number of labels."""
     labels = read_npz(root / "labels.npz", "must hold y_train and y_val.", "y_train", "y_val")
-    train, test = (_split(root, part, numbers) for part, numbers in zip(("train", "val"), labels, strict=True))
+    train, test = (read_split(root, part, numbers) for part, numbers in zip(("train", "val"), labels, strict=True))
     return from_splits(config, train, test, classes=int(train.labels.max()) + 1)
 
 
-def _split(root: Path, part: str, labels: np.ndarray) -> Split:
+def read_split(root: Path, part: str, labels: np.ndarray) -> Split:
+    """The images of the pictures whose names begin with `part`, one tile for each label."""
     files = sorted(path for path in root.glob(f"{part}*") if path.suffix.lower() in (".jpg", ".png"))
     pictures = [_picture(path) for path in files]
     pixels = sum(picture.shape[0] * picture.shape[1] for picture in pictures)

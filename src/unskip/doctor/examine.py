@@ -21,22 +21,42 @@ class InputSpec:
 
 
 def examine(
-    model_spec: str, inputs: InputSpec, *, method: str = "", weights: Path | None = None, pretrained: bool = False
-) -> Report:
-    """The report of the network that `model_spec` names."""
+    model_spec: str,
+    inputs: InputSpec,
+    *,
+    against: str | None = None,
+    method: str = "",
+    weights: Path | None = None,
+    pretrained: bool = False,
+    num_classes: int | None = None,
+) -> list[Report]:
+    """The reports of the network that `model_spec` names and of the one that `against` names, if it names one.
+
+    Both are loaded, and read a batch, before either is measured. Method and weights are those of the first.
+    """
     seed, size = inputs.seed, inputs.input_size
-    loaded = load_model(model_spec, method=method, weights=weights, pretrained=pretrained, input_size=size, seed=seed)
-    batch = load_batch(loaded, inputs.data, size=inputs.batch_size, seed=seed)
-    return diagnose(
-        loaded.model,
-        batch.images,
-        batch.targets,
-        name=loaded.name,
-        data=batch.description,
-        trained=loaded.trained,
-        measures=inputs.measures or None,
-        seed=seed,
-    )
+    networks = [
+        load_model(
+            model_spec, method=method, weights=weights, pretrained=pretrained, num_classes=num_classes,
+            input_size=size, seed=seed,
+        )
+    ]  # fmt: skip
+    if against is not None:
+        networks.append(load_model(against, input_size=size, seed=seed))
+    batches = [load_batch(loaded, inputs.data, size=inputs.batch_size, seed=seed) for loaded in networks]
+    return [
+        diagnose(
+            loaded.model,
+            batch.images,
+            batch.targets,
+            name=loaded.name,
+            data=batch.description,
+            trained=loaded.trained,
+            measures=inputs.measures or None,
+            seed=seed,
+        )
+        for loaded, batch in zip(networks, batches, strict=True)
+    ]
 
 
 def check_report_path(out: Path | None, force: bool) -> None:

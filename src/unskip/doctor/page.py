@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unskip._core.version import __version__
+from unskip.doctor.verdict import bands
 from unskip.measures import Measure, Series
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def _verdict(report: "Report", which: int, step: int) -> str:
         f'<p class="outcome"><span aria-hidden="true">{symbol}</span> {outcome}</p>'
         f'<p class="summary">{_escape(verdict.summary)}</p>'
         f"<dl>{''.join(f'<dt>{term}</dt><dd>{text}</dd>' for term, text in rows.items())}</dl>"
-        f'<p class="facts">{len(report.measured.layers)} layers, {report.parameters:,} trainable parameters. '
+        f'<p class="facts">{report.measured.depth} layers, {report.parameters:,} trainable parameters. '
         f"Measured on {_escape(report.data)}, {' × '.join(map(str, report.batch))}.</p></article>"
     )
 
@@ -185,8 +186,11 @@ def _model(report: "Report", step: int) -> dict[str, Any]:
     suspect = index.get(report.verdict.layer or "")
     return {
         "name": report.name,
+        "depth": report.measured.depth,
         "layers": [asdict(layer) for layer in report.measured.layers[::step]],
         "suspect": None if suspect is None else suspect // step,
+        "crossed": report.verdict.measures[:1],  # the measure whose limit is crossed there
+        "bands": bands(report.measured),
         "series": {name: _points(series, index, step) for name, series in report.measured.series.items()},
     }
 

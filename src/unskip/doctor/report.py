@@ -11,6 +11,7 @@ from torch import nn
 
 from unskip._core.files import write_atomically
 from unskip.doctor.page import json_number, render
+from unskip.doctor.remedies import tried_on
 from unskip.doctor.table import table
 from unskip.doctor.verdict import FAMILIES, Verdict, judge
 from unskip.measures import Family, Measured, measure
@@ -109,7 +110,7 @@ def diagnose(
     measured = measure(model, example, targets, families=chosen, seed=seed)
     return Report(
         name=name or type(model).__name__,
-        verdict=judge(measured, trained=trained),
+        verdict=judge(measured, trained=trained, rebuilds=tried_on(model)),
         measured=measured,
         parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         batch=tuple(tensors[0].shape),

@@ -37,7 +37,7 @@ def verdict_lines(report: "Report") -> Group:
 def table(reports: Sequence["Report"]) -> Table:
     """A row per measure: a sparkline over depth, first and last value, and for one model also the extremes.
 
-    Two models share a scale.
+    Measures beyond their limits come first, marked with a cross. Two models share a scale.
     """
     alone = len(reports) == 1
     rows = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -48,20 +48,24 @@ def table(reports: Sequence["Report"]) -> Table:
     columns = ("first", "last", "lowest", "highest")[: 4 if alone else 2]
     for column in columns:
         rows.add_column(column, justify="right", no_wrap=True)
-    for name in measures(reports):
+    crossed = dict.fromkeys(name for report in reports for name in report.verdict.measures)
+    known_names = measures(reports)
+    for name in [*(name for name in crossed if name in known_names), *(n for n in known_names if n not in crossed)]:
         found = [
             (report, report.measured.series.get(name), color) for report, color in zip(reports, COLORS, strict=False)
         ]
         shared = [series for _, series, _ in found if series is not None]
-        title = name.replace("_", " ")
+        title = Text(name.replace("_", " "))
+        if name in crossed:
+            title = Text.assemble((TEXTS["outcomes"]["fails"][0], "red"), " ", title)
         for report, series, color in found:
             if series is None:
                 continue
             known = [value for value in series.values if not math.isnan(value)]
             ends = [f"{v:.3g}" for v in (known[0], known[-1], min(known), max(known))] if known else ["-"] * 4
             model = [] if alone else [Text(report.name, style=color)]
-            rows.add_row(Text(title), *model, Text(sparkline(series, shared), style=color), *ends[: len(columns)])
-            title = ""
+            rows.add_row(title, *model, Text(sparkline(series, shared), style=color), *ends[: len(columns)])
+            title = Text()
     return rows
 
 

@@ -1,5 +1,8 @@
 """The verdict: whether a model will train, and if not, in which layer it goes wrong, by what mechanism, and what helps.
 
+The remedies are those that helped in benchmarks/records/2026-11-18_remedies_cpu, and a method is only proposed if it
+rebuilds this model.
+
 Five rules, one function each, compare one quantity of the untrained model with a limit. `severity` puts all five on
 one scale: 0 at the limit, 1 where the slack ends, negative if healthy. The most severe rule decides. Limits and slacks
 were set on 34 small networks trained on digits with SGD (benchmarks/verdict). They say nothing about how good a network
@@ -7,23 +10,22 @@ that trains will be.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import geometric_mean
 from typing import Literal
 
+from unskip.doctor.remedies import Mechanism, always, remedies
 from unskip.measures import Measured
-from unskip.methods import method_names
 
 Outcome = Literal["trains", "doubtful", "fails"]
-Mechanism = Literal["dissipating", "singularity", "exploding gradient", "vanishing gradient", "saturation"]
 FAMILIES = ("activation", "gradient", "dissipation")  # the measures that the rules need
 DOUBT = 0.25  # severities this close to 0 are doubtful: a confidence below 62 %
 MAX_CONFIDENCE = 0.9  # 21 of 24 networks in the test were judged correctly
 MAX_CONFIDENCE_LARGE = 0.75  # for images larger than those behind the limits: 7 of 9 networks known to train
 MAX_IMAGE = 64  # px, beyond which images count as large; the limits come from images of at most 32
 STEEPNESS = 2.0  # confidence is 1 / (1 + exp(-STEEPNESS |severity|))
-MIN_RECOVERY = 0.1  # with a batch of 64, a recovery (R²) below this is within the noise
 PARTLY_SATURATED = 0.3  # above this fraction, saturation is the cause of lost inputs and gradients
 VANISHED = 8.0  # severity above which a vanishing gradient is the reason why inputs look alike
 MEASURE_AGAIN = "Measure it on a batch of at least 16 real inputs, with parameters that require gradients."
@@ -34,10 +36,11 @@ class Verdict:
     """What the measures of a model mean."""
 
     outcome: Outcome
-    summary: str  # outcome, layer, mechanism and the first remedy in words
+    summary: str  # outcome, layer, mechanism and values in words
     mechanism: Mechanism | None = None  # what goes wrong, if anything does
     layer: str | None = None  # the first layer where it does, in the direction of the signal or of the gradient
     remedies: tuple[str, ...] = ()  # what would help, the most likely first; full sentences
+    measures: tuple[str, ...] = ()  # the measures that are beyond their limits, the worst first
     confidence: float  # that the outcome is right, 0.5 to MAX_CONFIDENCE
 
 
@@ -46,8 +49,10 @@ class Limit:
     """The limit of one rule, and how wide the region of doubt around it is."""
 
     mechanism: Mechanism
+    measure: str  # the series that shows it layer by layer
     at: float
     slack: float  # factor from the limit to near certainty; below 1 for quantities that are harmful when small
+    text: str = ".2g"  # format of its values
 
     def severity(self, value: float) -> float:
         if value <= 0:
@@ -58,11 +63,11 @@ class Limit:
         return self.severity(value) > 0
 
 
-NOISE_TO_SIGNAL = Limit("dissipating", at=0.65, slack=1.3)
-DIFFERENCE = Limit("singularity", at=0.026, slack=0.6)
-STEP = Limit("exploding gradient", at=6e-4, slack=0.5)
-RELATIVE_GRADIENT = Limit("vanishing gradient", at=6e-3, slack=0.7)
-SATURATION = Limit("saturation", at=0.8, slack=1.15)
+NOISE_TO_SIGNAL = Limit("dissipating", "noise_to_signal", at=0.65, slack=1.3)
+DIFFERENCE = Limit("singularity", "difference", at=0.026, slack=0.6)
+STEP = Limit("exploding gradient", "gradient_norm", at=6e-4, slack=0.5, text=".0e")
+RELATIVE_GRADIENT = Limit("vanishing gradient", "relative_gradient", at=6e-3, slack=0.7, text=".1g")
+SATURATION = Limit("saturation", "gradient_blocked", at=0.8, slack=1.15, text=".0%")
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,10 @@ class Symptom:
     """The result of one rule."""
 
     limit: Limit
-    value: float
-    layer: str | None
+    value: float  # what decides
+    where: str  # the place of that value, as a phrase
+    layer: str | None  # the first layer where the limit is crossed, in the direction of the signal or of the gradient
+    there: float  # the value at that layer
     problem: str  # what happens in the model, as a clause that follows the outcome
 
     @property
@@ -83,25 +90,32 @@ class Symptom:
         """0 at the limit, positive beyond it."""
         return self.limit.severity(self.value)
 
+    @property
+    def values(self) -> str:
+        """The values at the layer and at the end, beside the limit."""
+        there, end, at = (format(value, self.limit.text) for value in (self.there, self.value, self.limit.at))
+        first = "" if self.layer is None else f"{there} there, "
+        return f"{first}{end} {self.where}, limit {at}"
 
-def judge(measured: Measured, *, trained: bool = False) -> Verdict:
+
+def judge(measured: Measured, *, trained: bool = False, rebuilds: Callable[[str], bool] = always) -> Verdict:
     """The verdict on an untrained model, from its measures alone.
 
     A measure that is missing or not finite disables its rule. If neither the gradient nor the input could be followed
     through the model, the verdict is doubtful at best, unless another rule fails. The limits do not apply to `trained`
-    models, and their verdict says so.
+    models, and their verdict says so. A method that `rebuilds` says does not take this model is no remedy.
     """
     verdict = backward_fails(measured) or not_finite(measured)
     if verdict is not None:
         return verdict
-    verdict = apply_rules(measured)
+    verdict = apply_rules(measured, rebuilds)
     if not trained:
         return verdict
     caution = "However, its weights are trained, and the limits are for untrained networks: rely on the measures."
     return replace(verdict, summary=f"{verdict.summary} {caution}", confidence=0.5)
 
 
-def apply_rules(measured: Measured) -> Verdict:
+def apply_rules(measured: Measured, rebuilds: Callable[[str], bool]) -> Verdict:
     """The verdict of the most severe rule."""
     if measured.samples == 1:
         return doubtful("A single input is not enough: the rules compare several.", MEASURE_AGAIN)
@@ -111,12 +125,12 @@ def apply_rules(measured: Measured) -> Verdict:
         return doubtful("Neither the signal nor the gradient of this network could be measured.", MEASURE_AGAIN)
     worst = max(symptoms.values(), key=lambda symptom: symptom.severity)
     if worst.severity > -DOUBT:
-        return unhealthy(cause(worst, symptoms, measured), worst.severity, symptoms, measured)
+        return unhealthy(cause(worst, symptoms, measured), worst.severity, symptoms, measured, rebuilds)
     for mechanism, what in (("dissipating", "input"), ("exploding gradient", "gradient")):
         if mechanism not in symptoms:
             hint = MEASURE_AGAIN
             if last_layer_is_zero(measured):
-                hint = "Its last layer starts at zero and hides all other gradients: measure it again after an update."
+                hint = "Measure it again after an update: its last layer starts at zero and hides all other gradients."
             return doubtful(f"No problem was found, but the {what} could not be followed through this network.", hint)
     ratio, step = symptoms["dissipating"].value, min(symptoms["exploding gradient"].value, 1.0)
     return Verdict(
@@ -129,7 +143,7 @@ def apply_rules(measured: Measured) -> Verdict:
 
 def doubtful(summary: str, hint: str) -> Verdict:
     """A verdict for want of measures."""
-    return Verdict(outcome="doubtful", summary=f"{summary} {hint}", remedies=(hint,), confidence=0.5)
+    return Verdict(outcome="doubtful", summary=summary, remedies=(hint,), confidence=0.5)
 
 
 def confidence(severity: float, measured: Measured) -> float:
@@ -158,29 +172,39 @@ def cause(worst: Symptom, symptoms: dict[Mechanism, Symptom], measured: Measured
         worst = lost
     if saturated is not None and saturated.value > PARTLY_SATURATED and worst.mechanism != "singularity":
         fractions = saturated_fractions(measured)
-        worst = replace(saturated, layer=next(name for name, value in fractions.items() if value > PARTLY_SATURATED))
+        layer = next(name for name, value in fractions.items() if value > PARTLY_SATURATED)
+        limit = replace(SATURATION, at=PARTLY_SATURATED)
+        worst = replace(saturated, limit=limit, layer=layer, there=fractions[layer])
     return worst
 
 
-def unhealthy(symptom: Symptom, severity: float, symptoms: dict[Mechanism, Symptom], measured: Measured) -> Verdict:
+def unhealthy(
+    symptom: Symptom,
+    severity: float,
+    symptoms: dict[Mechanism, Symptom],
+    measured: Measured,
+    rebuilds: Callable[[str], bool],
+) -> Verdict:
     """The verdict on a model with a symptom beyond its limit, or so close to it that it is doubtful.
 
     Small gradients alone, with a signal that gets through, are a problem for SGD only, and the summary says so.
     """
-    cures = remedies(symptom, measured)
-    unsure = severity < DOUBT
-    others = [other for other in symptoms.values() if other is not symptom]
+    others = [other for other in symptoms.values() if other.mechanism != symptom.mechanism]
     only_sgd = symptom.mechanism == "vanishing gradient" and not any(other.severity > 0 for other in others)
+    cures = remedies(symptom.mechanism, measured, rebuilds, only_sgd=only_sgd)
+    unsure = severity < DOUBT
     opening = "It is doubtful whether this network trains" if unsure else "This network will most likely not train"
     opening += " with SGD" if only_sgd else ""
-    caution = " The limits come from smaller images; at 224 px, two of nine known networks were misjudged."
+    caution = " The limits come from smaller images." if has_large_images(measured) else ""
+    beyond = sorted((s for s in others if s.severity > 0), key=lambda s: -s.severity)
     return Verdict(
         outcome="doubtful" if unsure else "fails",
-        summary=f"{opening}: {place(symptom, measured)}{symptom.problem} ({symptom.mechanism}). {cures[0]}"
-        f"{caution if has_large_images(measured) else ''}",
+        summary=f"{opening}: {place(symptom, measured)}{symptom.problem} ({symptom.mechanism}; {symptom.values})."
+        f"{caution}",
         mechanism=symptom.mechanism,
         layer=symptom.layer,
         remedies=cures,
+        measures=tuple(dict.fromkeys(s.limit.measure for s in (symptom, *beyond))),
         confidence=confidence(severity, measured),
     )
 
@@ -189,10 +213,26 @@ def place(symptom: Symptom, measured: Measured) -> str:
     """Where a symptom begins, in the direction of the signal or of the gradient."""
     if symptom.layer is None:
         return ""
-    names = [layer.name for layer in measured.layers]
-    count = f" ({names.index(symptom.layer) + 1} of {len(names)})" if symptom.layer in names else ""
+    depth = next((layer.depth for layer in measured.layers if layer.name == symptom.layer), 0)
+    count = f" ({depth} of {measured.depth})" if depth else ""
     towards = "back to the input" if symptom.mechanism.endswith("gradient") else "on"
     return f"from layer {symptom.layer!r}{count} {towards}, "
+
+
+def bands(measured: Measured) -> dict[str, tuple[float | None, float | None]]:
+    """The healthy band, lowest and highest value, of each measure that a limit applies to layer by layer.
+
+    The norm of one layer's gradient is too large if it alone brings Polyak's step below its limit.
+    """
+    found: dict[str, tuple[float | None, float | None]] = {
+        NOISE_TO_SIGNAL.measure: (None, NOISE_TO_SIGNAL.at),
+        DIFFERENCE.measure: (DIFFERENCE.at, None),
+        RELATIVE_GRADIENT.measure: (RELATIVE_GRADIENT.at, None),
+    }
+    loss = abs(measured.numbers.get("loss", math.nan))
+    if math.isfinite(loss) and loss > 0:
+        found[STEP.measure] = (None, math.sqrt(loss / STEP.at))
+    return found
 
 
 # ---------------------------------------------------------------- failures that need no rule
@@ -207,7 +247,7 @@ def backward_fails(measured: Measured) -> Verdict | None:
         cure = "Set inplace=False in its activations, and replace x += y by x = x + y where the error occurs."
     return Verdict(
         outcome="fails",
-        summary=f"This network can't be trained as it is: its backward pass fails ({measured.failure}). {cure}",
+        summary=f"This network can't be trained as it is: its backward pass fails ({measured.failure}).",
         remedies=(cure,),
         confidence=MAX_CONFIDENCE,
     )
@@ -218,19 +258,19 @@ def not_finite(measured: Measured) -> Verdict | None:
     layer = first_not_finite(by_layer(measured, "activation_variance"))
     if layer is None and math.isfinite(measured.numbers.get("loss", 0.0)):
         return None
-    symptom = Symptom(STEP, 0.0, layer, "the values are not finite")
     bad = first_not_finite(by_layer(measured, "weight_deviation"))
-    cures = remedies(symptom, measured)
+    cures = remedies("exploding gradient", measured, always)
     if bad is not None:
         cures = (f"The weights of layer {bad!r} are not finite: initialise or load them again.",)
     where = "" if layer is None else f" from layer {layer!r} on"
     return Verdict(
         outcome="fails",
-        summary=f"This network will not train: its values are infinite or NaN{where}. {cures[0]}",
-        mechanism=symptom.mechanism,
+        summary=f"This network will not train: its values are infinite or NaN{where}.",
+        mechanism="exploding gradient",
         layer=layer,
         remedies=cures,
-        confidence=confidence(symptom.severity, measured),
+        measures=("activation_variance",),
+        confidence=confidence(math.inf, measured),
     )
 
 
@@ -245,9 +285,11 @@ def dissipating(measured: Measured) -> Symptom | None:
     value = measured.numbers.get("input_dissipation", math.nan)
     if not math.isfinite(value):
         return None
-    layer = first_beyond(NOISE_TO_SIGNAL, hidden(by_layer(measured, "noise_to_signal")))
-    problem = f"1 % of noise moves an input {value:.2f} times as far as another input is away, so the input is lost"
-    return Symptom(NOISE_TO_SIGNAL, value, layer, problem)
+    series = hidden(by_layer(measured, "noise_to_signal"))
+    problem = "1 % of noise moves an input about as far as another input is away, so the input is lost"
+    return symptom(
+        NOISE_TO_SIGNAL, value, "at the last hidden layer", first_beyond(NOISE_TO_SIGNAL, series), series, problem
+    )
 
 
 def singularity(measured: Measured) -> Symptom | None:
@@ -255,21 +297,12 @@ def singularity(measured: Measured) -> Symptom | None:
 
     Oyedotun et al. 2020, section V.B.
     """
-    series = before_pooling(hidden(differences(measured)), measured)
+    series = before_pooling(hidden(by_layer(measured, "difference")), measured)
     value = list(series.values())[-1] if series else math.nan
     if not math.isfinite(value):
         return None
-    problem = f"all inputs look alike: only a fraction of {value:.1g} of the signal tells them apart"
-    return Symptom(DIFFERENCE, value, first_beyond(DIFFERENCE, series), problem)
-
-
-def differences(measured: Measured) -> dict[str, float]:
-    """(1 - cosine_similarity) √recovery by layer: the part of the signal that depends on the input."""
-    recovery = finite(by_layer(measured, "recovery"))
-    return {
-        name: max(0.0, 1 - similarity) * math.sqrt(max(recovery.get(name, 1.0), MIN_RECOVERY))
-        for name, similarity in by_layer(measured, "cosine_similarity").items()
-    }
+    problem = "all inputs look alike: too small a fraction of the signal tells them apart"
+    return symptom(DIFFERENCE, value, "at the last hidden layer", first_beyond(DIFFERENCE, series), series, problem)
 
 
 def exploding(measured: Measured) -> Symptom | None:
@@ -280,10 +313,10 @@ def exploding(measured: Measured) -> Symptom | None:
     if not math.isfinite(loss) or not total > 0 or last_layer_is_zero(measured):
         return None
     squares = accumulate(norm * norm for norm in reversed(norms.values()))  # from the last layer back to each one
-    steps = zip(reversed(norms), squares, strict=True)
-    layer = next((name for name, square in steps if square > 0 and STEP.exceeded(loss / square)), None)
-    step = loss / total
-    return Symptom(STEP, step, layer, f"gradients are so large that learning rates above about {step:.0e} are unstable")
+    steps = {name: loss / square for name, square in zip(reversed(norms), squares, strict=True) if square > 0}
+    layer = next((name for name, step in steps.items() if STEP.exceeded(step)), None)
+    problem = "gradients are so large that only tiny learning rates are stable"
+    return symptom(STEP, loss / total, "at the first layer", layer, steps, problem)
 
 
 def vanishing(measured: Measured) -> Symptom | None:
@@ -300,8 +333,15 @@ def vanishing(measured: Measured) -> Symptom | None:
     first = list(sizes.values())[: max(1, len(sizes) // 10)]
     value = geometric_mean(first) if min(first) > 0 else 0.0
     layer = next((name for name in reversed(sizes) if RELATIVE_GRADIENT.exceeded(sizes[name])), None)
-    problem = f"gradients are too small to change the weights ({value:.0e} of their size)"
-    return Symptom(RELATIVE_GRADIENT, value, layer, problem)
+    problem = "gradients are too small, relative to the weights, to change them"
+    return symptom(RELATIVE_GRADIENT, value, "in the first layers", layer, sizes, problem)
+
+
+def symptom(
+    limit: Limit, value: float, where: str, layer: str | None, series: dict[str, float], problem: str
+) -> Symptom:
+    """The symptom with its value at the layer, from the quantity by layer."""
+    return Symptom(limit, value, where, layer, math.nan if layer is None else series[layer], problem)
 
 
 def last_layer_is_zero(measured: Measured) -> bool:
@@ -315,10 +355,9 @@ def saturation(measured: Measured) -> Symptom | None:
     fractions = saturated_fractions(measured)
     if not fractions:
         return None
-    value = max(fractions.values())
     layer = next((name for name, fraction in fractions.items() if SATURATION.exceeded(fraction)), None)
-    problem = f"{value:.0%} of the outputs are saturated and pass no gradient back"
-    return Symptom(SATURATION, value, layer, problem)
+    problem = "outputs are saturated and pass no gradient back"
+    return symptom(SATURATION, max(fractions.values()), "in the worst layer", layer, fractions, problem)
 
 
 def saturated_fractions(measured: Measured) -> dict[str, float]:
@@ -329,42 +368,6 @@ def saturated_fractions(measured: Measured) -> dict[str, float]:
     above = by_layer(measured, "fraction_above_small")
     blocked = by_layer(measured, "gradient_blocked")
     return finite({name: max(0.0, value + above.get(name, math.nan) - 1) for name, value in blocked.items()})
-
-
-# ---------------------------------------------------------------- remedies
-
-
-def remedies(symptom: Symptom, measured: Measured) -> tuple[str, ...]:
-    """What helps against a mechanism in this model, the most likely first."""
-    kinds = {layer.kind for layer in measured.layers}
-    norm = [] if "norm" in kinds else ["Add a BatchNorm or LayerNorm before each activation."]
-    skips = "Keep or add a skip connection every two layers."
-    tied = ["Initialise each pair of layers as a matrix and its transpose, as unskip's seqnet_mlp does."]
-    sizes = "N(0, 2/fan_in) before a ReLU or GELU, orthogonal before a tanh"
-    convolutional = "conv" in kinds  # plainify rebuilds convolutional models
-    match symptom.mechanism:
-        case "saturation":
-            cures = ["Initialise the weights smaller, so that the activations are not saturated.", *norm]
-        case "dissipating":
-            cures = [*(plainify_remedies("pnnh", "seq") if convolutional else tied), *norm]
-        case "singularity":
-            leaky = "Use a leaky ReLU with slope 0.3: negative outputs keep units and inputs distinct."
-            cures = [*norm, leaky, *(plainify_remedies("pnnh") if convolutional else tied)]
-        case "exploding gradient":
-            smaller = [f"Initialise the weights smaller: {sizes}."] if norm else []
-            lower = [f"Train with a learning rate below {symptom.value:.0e}."] if 1e-5 < symptom.value < 1 else []
-            cures = [*norm, *smaller, *(plainify_remedies("seq", "pnnh") if convolutional else []), *lower]
-        case "vanishing gradient":
-            adaptive = "Train it with AdamW, whose steps do not shrink with the gradient."
-            larger = f"Initialise the weights larger: {sizes}."
-            cures = [larger, *norm, adaptive] if norm else [adaptive, larger]
-    return (*cures, skips)
-
-
-def plainify_remedies(*methods: str) -> list[str]:
-    """Remedies that rebuild the model with each of the methods that are registered."""
-    known = [method for method in methods if method in method_names()]
-    return [f"Rebuild it from its residual form with unskip.plainify(model, method={method!r})." for method in known]
 
 
 # ---------------------------------------------------------------- series

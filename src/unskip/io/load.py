@@ -14,7 +14,6 @@ import torchvision
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.modules.lazy import LazyModuleMixin
 
 from unskip._core.errors import reason
 from unskip._core.limits import MemoryGuard, check_file, check_memory
@@ -23,14 +22,13 @@ from unskip.io.network_file import MALFORMED, WEIGHTS_ALONE, build_registered, c
 from unskip.io.torch_file import FORMAT, read_torch_file
 from unskip.methods import resolve_method
 from unskip.models import ENTRIES
-from unskip.models.build import NetworkConfig, build_network, import_object
+from unskip.models.build import NetworkConfig, build_network, import_object, split_options
 from unskip.models.weights import names_with_weights
 from unskip.surgery import UnsupportedBlockError, plainify
+from unskip.surgery.cost import guessed_shape
 
 Shape = tuple[int, ...]
 WEIGHT_FILES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
-GUESSED_SIDE = 32  # px, of images for a convolutional network that does not say what it reads
-GUESSED_STEPS = 32  # of a sequence, likewise
 WRAPPERS = ("module.", "_orig_mod.")  # what DDP and torch.compile put before a weight's name
 
 
@@ -49,21 +47,30 @@ class LoadedModel:
 
 
 def load(
-    spec: str | Path, *, method: str = "", weights: str | Path | None = None, pretrained: bool = False, seed: int = 0
+    spec: str | Path,
+    *,
+    method: str = "",
+    weights: str | Path | None = None,
+    pretrained: bool = False,
+    num_classes: int | None = None,
+    seed: int = 0,
 ) -> nn.Module:
     """The network that `spec` names; in eval mode where its weights are trained.
 
     Args:
         spec: a name of `unskip models` or of timm (also `timm:NAME`), `torchvision:NAME`, each also with options
-            (`resnet20:num_classes=100`); the folder of a run of `unskip train`, with the weights that were tested; its
-            checkpoint.pt; a network file of `unskip plainify` or `unskip fold`, or weights of the package
-            (.safetensors); or `package.module:function`, which is imported and called. Files run no code.
+            (`resnet20:num_classes=100`, `resnet34:method=pnnh,channels=[48,96,192,384]`); the folder of a run of
+            `unskip train`, with the weights that were tested; its checkpoint.pt; a network file of `unskip plainify` or
+            `unskip fold`, or weights of the package (.safetensors); or `package.module:function`, which is imported and
+            called. Files run no code.
         method: makes the network skip-free with this method.
         weights: a file with a state dict for it: .safetensors, or what torch.save wrote (`weights_only=True`).
         pretrained: takes the trained weights that a name has, the package's or timm's.
+        num_classes: width of its head; unless given that of the weights, or the network's own.
         seed: of its weights, where none are given.
     """
-    loaded = _load(str(spec), method, None if weights is None else Path(weights), pretrained, seed, "load")
+    file = None if weights is None else Path(weights)
+    loaded = _load(str(spec), method, file, pretrained, num_classes, seed, "load")
     return loaded.model.eval() if loaded.trained else loaded.model
 
 
@@ -73,6 +80,7 @@ def load_model(
     method: str = "",
     weights: Path | None = None,
     pretrained: bool = False,
+    num_classes: int | None = None,
     input_size: Shape | str | None = None,
     seed: int = 0,
     command: str = "doctor",
@@ -80,14 +88,14 @@ def load_model(
     """What a command is given as its network, with all that it needs to know about it.
 
     Args:
-        model_spec: as in `load`, and so are method, weights, pretrained and seed.
+        model_spec: as in `load`, and so are method, weights, pretrained, num_classes and seed.
         input_size: of one input, for instance "3x32x32"; without it what the network says about itself, or a guess.
         command: who asks, for messages.
     """
     if seed < 0:
         raise ValueError(f"{command}: --seed {seed} must not be negative.")
     shape = parse_shape(input_size, command=command) if isinstance(input_size, str) else input_size
-    loaded = _load(model_spec, method, weights, pretrained, seed, command)
+    loaded = _load(model_spec, method, weights, pretrained, num_classes, seed, command)
     if shape is not None:
         return replace(loaded, input_size=shape, guessed=False)
     if not loaded.input_size:
@@ -99,10 +107,33 @@ def load_model(
     return loaded
 
 
-def _load(model_spec: str, method: str, weights: Path | None, pretrained: bool, seed: int, command: str) -> LoadedModel:
+def _load(
+    model_spec: str,
+    method: str,
+    weights: Path | None,
+    pretrained: bool,
+    num_classes: int | None,
+    seed: int,
+    command: str,
+) -> LoadedModel:
     if pretrained:
         _check_pretrained(model_spec, weights, command)
-    loaded = _from_spec(model_spec, seed, command, pretrained=pretrained)
+    loaded = _made(model_spec, method, pretrained, num_classes, seed, command)
+    if weights is not None:
+        state = _bare(_state_dict(weights, command))
+        if num_classes is None and (width := head_width(loaded.model, state)) is not None:
+            with suppress(ValueError):  # a network of the user's may take no width; then its weights don't fit
+                loaded = _made(model_spec, method, pretrained, width, seed, command)
+        _load_weights(loaded.model, state, weights, model_spec, command)
+        loaded = replace(loaded, trained=True)
+    return loaded
+
+
+def _made(
+    model_spec: str, method: str, pretrained: bool, num_classes: int | None, seed: int, command: str
+) -> LoadedModel:
+    """The network of a spec, skip-free where a method is given, before weights are loaded."""
+    loaded = _from_spec(model_spec, seed, command, pretrained=pretrained, num_classes=num_classes)
     if method:
         try:
             with seeded(seed, 1):  # not the numbers that the stem has been drawn from
@@ -114,10 +145,17 @@ def _load(model_spec: str, method: str, weights: Path | None, pretrained: bool, 
             ) from stuck
         trained = loaded.trained and resolve_method(method, {}).keeps_weights
         loaded = replace(loaded, name=f"{loaded.name}, {method}", model=model, trained=trained, registered={})
-    if weights is not None:
-        _load_weights(loaded.model, _state_dict(weights, command), weights, model_spec, command)
-        loaded = replace(loaded, trained=True)
     return loaded
+
+
+def head_width(model: nn.Module, state: dict[str, Tensor]) -> int | None:
+    """The number of classes of the weights in `state`, where the model differs from them in its head's width alone."""
+    own = model.state_dict()
+    pairs = [(own[key].shape, value.shape) for key, value in state.items() if key in own]
+    different = {(a[0], b[0]) for a, b in pairs if a != b and len(a) == len(b) and a[1:] == b[1:] and len(a)}
+    if own.keys() != state.keys() or len(different) != 1 or any(a != b and a[1:] != b[1:] for a, b in pairs):
+        return None
+    return different.pop()[1]
 
 
 def parse_shape(text: str, *, command: str) -> Shape:
@@ -158,11 +196,17 @@ def _check_pretrained(model_spec: str, weights: Path | None, command: str) -> No
 def _file_of(model_spec: str) -> Path | None:
     """The file that a spec stands for, None where it is a name. Functions of `os`, since a spec may be no path."""
     path = os.path.expanduser(model_spec)
-    return next((Path(file) for file in (os.path.join(path, "checkpoint.pt"), path) if os.path.isfile(file)), None)
+    inside = (os.path.join(path, name) for name in ("network.safetensors", "checkpoint.pt"))
+    return next((Path(file) for file in (*inside, path) if os.path.isfile(file)), None)
 
 
-def _from_spec(model_spec: str, seed: int, command: str, *, pretrained: bool) -> LoadedModel:
+def _from_spec(
+    model_spec: str, seed: int, command: str, *, pretrained: bool, num_classes: int | None = None
+) -> LoadedModel:
     file, path = _file_of(model_spec), os.path.expanduser(model_spec)
+    if num_classes is not None and (file is not None or num_classes < 1):
+        why = f"{model_spec!r} has a head of its own" if file is not None else "it must be at least 1"
+        raise ValueError(f"{command}: --num-classes {num_classes}: {why}; leave it out.")
     is_folder = os.path.isdir(path)
     if file is not None:
         return _from_file(file, command) if file.suffix == ".safetensors" else _from_run(file, is_folder, command)
@@ -175,7 +219,9 @@ def _from_spec(model_spec: str, seed: int, command: str, *, pretrained: bool) ->
     name, options = split_options(model_spec, command)
     name = name.removeprefix("timm:")
     if ":" in name and not name.startswith("torchvision:"):
-        return _from_function(model_spec, seed, command)
+        return _from_function(model_spec, seed, command, num_classes)
+    if num_classes is not None and options.setdefault("num_classes", num_classes) != num_classes:
+        raise ValueError(f"{command}: {model_spec!r} and --num-classes {num_classes} differ; leave one out.")
     with seeded(seed):
         model = _built(name, options, pretrained, command)
     return LoadedModel(
@@ -188,36 +234,6 @@ def _from_spec(model_spec: str, seed: int, command: str, *, pretrained: bool) ->
 
 
 # ---------------------------------------------------------------- names and functions
-
-
-def is_name(word: str) -> bool:
-    return word in ENTRIES or timm.is_model(word.removeprefix("timm:")) or word.startswith("torchvision:")
-
-
-def split_options(model_spec: str, command: str = "") -> tuple[str, dict[str, Any]]:
-    """`resnet20:num_classes=100,in_chans=1` as the name and a dict of its options."""
-    name, colon, rest = model_spec.rpartition(":")
-    if not colon or not ("=" in rest or (is_name(name) and not is_name(model_spec))):
-        return model_spec, {}
-    options: dict[str, Any] = {}
-    for pair in rest.split(","):
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise ValueError(
-                f"{command}: {pair!r} in {model_spec!r} must be option=value, for instance num_classes=10."
-            )
-        options[key] = _value(value)
-    return name, options
-
-
-def _value(text: str) -> Any:
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(text)
-    return text
 
 
 def _built(name: str, options: dict[str, Any], pretrained: bool, command: str) -> nn.Module:
@@ -258,44 +274,28 @@ def _timm_size(model: nn.Module) -> Shape:
     return tuple(about.get("input_size") or ()) if isinstance(about, dict) else ()
 
 
-def _from_function(model_spec: str, seed: int, command: str) -> LoadedModel:
+def _from_function(model_spec: str, seed: int, command: str, num_classes: int | None) -> LoadedModel:
     """What `package.module:function` returns, or the network of that name."""
+    given = {} if num_classes is None else {"num_classes": num_classes}
     try:
         build = import_object(model_spec)
     except ValueError as error:
         raise ValueError(f"{command}: {error}") from error
     with seeded(seed):  # after the import, which may draw numbers of its own
-        model = build if isinstance(build, nn.Module) else _call(build, model_spec, command)
+        model = build if isinstance(build, nn.Module) and not given else _call(build, model_spec, command, given)
     if not isinstance(model, nn.Module):
         raise ValueError(f"{command}: {model_spec!r} gave {type(model).__name__!r}, not an nn.Module.")
     size = _timm_size(model)
-    guess = (3, 224, 224) if type(model).__module__.startswith("torchvision.models.") else _guess(model)
-    return LoadedModel(name=model_spec, model=model, input_size=size or guess, guessed=not size)
+    return LoadedModel(name=model_spec, model=model, input_size=size or guessed_shape(model), guessed=not size)
 
 
-def _call(build: Callable[[], Any], model_spec: str, command: str) -> Any:
+def _call(build: Callable[..., Any], model_spec: str, command: str, given: dict[str, int]) -> Any:
     try:
-        return build()
+        return build(**given)
     except Exception as error:  # it is the user's own code
+        how = ", ".join(f"{name}={value}" for name, value in given.items()) or "without arguments"
         why = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{command}: {model_spec!r} failed when it was called without arguments: {why}.") from error
-
-
-def _guess(model: nn.Module) -> Shape:
-    """What the first layer with weights would read; () where it does not tell."""
-    first = next((m for m in model.modules() if next(m.parameters(recurse=False), None) is not None), None)
-    match first:
-        case LazyModuleMixin():
-            return ()
-        case nn.Conv2d():
-            return (first.in_channels, GUESSED_SIDE, GUESSED_SIDE)
-        case nn.Conv1d():
-            return (first.in_channels, GUESSED_STEPS)
-        case nn.Linear():
-            return (first.in_features,)
-        case nn.RNNBase():
-            return (GUESSED_STEPS, first.input_size)
-    return ()
+        raise ValueError(f"{command}: {model_spec!r} failed when it was called {how}: {why}.") from error
 
 
 # ---------------------------------------------------------------- files
@@ -316,7 +316,8 @@ def _from_run(path: Path, tested: bool, command: str) -> LoadedModel:
     try:
         config = NetworkConfig.from_tables(state["recipe"], "network", where)
         # What was fine-tuned needs no pretrained weights, since its own are loaded next.
-        config = replace(config, options={k: v for k, v in config.options.items() if k != "pretrained"})
+        options = {k: v for k, v in config.options.items() if k != "pretrained"}
+        config = replace(config, options=options, pretrained=False, init_from="")
         size, weights, classes = tuple(state["input_size"]), state["network"], state["data"]["classes"]
         check_size(size)
         if not is_state_dict(weights):
@@ -339,6 +340,7 @@ def _from_run(path: Path, tested: bool, command: str) -> LoadedModel:
         if not is_state_dict(weights):
             raise ValueError(f"{where}: its field 'ema' is no state dict. {WEIGHTS_ALONE}")
     _load_weights(model, weights, path, config.model, command)
+    model.pretrained_cfg = {**(getattr(model, "pretrained_cfg", None) or {}), "input_size": size}  # type: ignore[assignment]
     return LoadedModel(name=name, model=model, input_size=size, trained=True, data=state["recipe"].get("data", {}))
 
 
@@ -383,10 +385,28 @@ def is_state_dict(state: Any) -> TypeGuard[dict[str, Tensor]]:
     return bool(tensors) and all(isinstance(key, str) for key in state)
 
 
+def weights_from(spec: str, *, command: str) -> dict[str, Tensor]:
+    """The weights of a run (those that were tested), of a checkpoint, of a network file, or of a file of weights."""
+    file = _file_of(spec)
+    if file is None:
+        raise ValueError(
+            f"{command}: there is no file or run {spec!r} to take weights from (--init-from). Give the folder of a "
+            "run, its checkpoint.pt, a network file, or a file of weights."
+        )
+    ours = file.suffix == ".safetensors" and read_header(file, command=command) is not None
+    if ours or file.name == "checkpoint.pt":
+        return _load(spec, "", None, False, None, 0, command).model.state_dict()
+    return _bare(_state_dict(file, command))
+
+
+def _bare(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict without what wrappers put before its names."""
+    return {re.sub(rf"^({'|'.join(map(re.escape, WRAPPERS))})+", "", key): value for key, value in state.items()}
+
+
 def _load_weights(model: nn.Module, state: dict[str, Tensor], path: Path, name: str, command: str) -> None:
-    state = {re.sub(rf"^({'|'.join(map(re.escape, WRAPPERS))})+", "", key): value for key, value in state.items()}
     try:
-        model.load_state_dict(state)
+        model.load_state_dict(_bare(state))
     except (RuntimeError, TypeError, NotImplementedError) as error:
         why = " ".join(str(error).split())
         raise ValueError(f"{command}: {path} does not fit {name!r}: {why[:400]}") from error

@@ -4,7 +4,7 @@ import math
 import os
 import tomllib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,9 +22,18 @@ from unskip.io.load import LoadedModel, Shape, load_model, note_on_weights
 from unskip.methods import resolve_method
 from unskip.ship import Exported, Quantized, convert, export, fold, quantize
 from unskip.ship.export import OPSET
-from unskip.ship.fold import Form, Refusal
+from unskip.ship.fold import Form, Refusal, blocks_with_skips
 from unskip.ship.int8 import LIMIT, Bits
-from unskip.surgery import Cost, UnsupportedBlockError, cost, plainify
+from unskip.ship.targets import Target, Tflite
+from unskip.surgery import (
+    Cost,
+    MemoryPlan,
+    MemoryPlans,
+    UnsupportedBlockError,
+    cost,
+    memory_variants,
+    plainify,
+)
 from unskip.surgery.cost import on_meta, size
 
 FoldFirst = Literal["auto", "dense", "fast", "no"]
@@ -38,32 +47,40 @@ class ModelSource:
     model_spec: str
     weights: Path | None = None  # a state dict for it
     pretrained: bool = False  # whether a name is to have its trained weights
+    num_classes: int | None = None  # width of its head; that of the weights, or its own, unless given
     input_size: Shape | str | None = None  # of one input
     seed: int = 0  # of fresh weights
 
     def load(self, command: str) -> LoadedModel:
         """The network in eval mode. What it reads must be known, since files are made for it."""
         loaded = load_model(
-            self.model_spec, weights=self.weights, pretrained=self.pretrained, input_size=self.input_size,
-            seed=self.seed, command=command,
+            self.model_spec, weights=self.weights, pretrained=self.pretrained, num_classes=self.num_classes,
+            input_size=self.input_size, seed=self.seed, command=command,
         )  # fmt: skip
         if isinstance(loaded.model, torch.jit.ScriptModule):
             raise ValueError(
                 f"{command}: {loaded.name} is a ScriptModule, whose layers can't be rewritten; give the module that it "
                 "was made from."
             )
-        if loaded.guessed:
+        loaded.model.eval()
+        if loaded.guessed and size(on_meta(loaded.model), loaded.input_size).macs is None:
             raise ValueError(
                 f"{command}: nothing says which size of input {loaded.name} is for; say the shape of one with "
                 f"--input-size, for instance {'x'.join(map(str, loaded.input_size))}."
             )
-        loaded.model.eval()
         return loaded
 
     @property
     def note(self) -> str:
         """What to tell the user about its weights; '' where there is nothing to tell."""
         return note_on_weights(self.model_spec, weights=self.weights, pretrained=self.pretrained, seed=self.seed)
+
+
+def guess_note(loaded: LoadedModel) -> str:
+    """A line that says which input size was guessed; '' where none was."""
+    if not loaded.guessed:
+        return ""
+    return f"Taken for inputs of {'x'.join(map(str, loaded.input_size))}, which is a guess (--input-size).\n"
 
 
 def example_for(loaded: LoadedModel) -> Tensor:
@@ -138,7 +155,7 @@ def plainify_to_file(
             f"plainify: method {method!r} can make no block of {loaded.name} skip-free; --strict says why."
         )
     if out is None or dry_run:
-        return str(price)
+        return f"{guess_note(loaded)}{price}"
     exact = getattr(how, "exact", False)
     if exact:
         hint = getattr(how, "cheaper", "") + ' (--limit, --options "{...}")'
@@ -157,7 +174,19 @@ def plainify_to_file(
     trained = loaded.trained and how.keeps_weights
     loaded = replace(loaded, name=name, model=network, trained=trained, folded="", registered={})
     written = write_network(out, loaded, proof=proof, force=force, command="plainify")
-    return f"{price}\n\n{proof}\n\n{out}: {name}, {price.after.parameters:,} parameters, {written:,} bytes."
+    end = f"{out}: {name}, {price.after.parameters:,} parameters, {written:,} bytes."
+    return f"{guess_note(loaded)}{price}\n\n{proof}\n\n{end}"
+
+
+def plan_memory(
+    model_specs: Sequence[str], *, num_classes: int | None, input_size: str | None, in_place: bool
+) -> MemoryPlans:
+    """The memory plans of networks and of what they can become, side by side."""
+    found: dict[str, MemoryPlan | str] = {}
+    for spec in model_specs:
+        loaded = ModelSource(model_spec=spec, num_classes=num_classes, input_size=input_size).load("plan")
+        found |= memory_variants(loaded.model, example_for(loaded), name=loaded.name, in_place=in_place).plans
+    return MemoryPlans(found)
 
 
 # ---------------------------------------------------------------- fold
@@ -172,7 +201,8 @@ def fold_to_file(source: ModelSource, out: Path, *, form: Form = "dense", force:
     price = Cost(before=before, after=after, shape=given.input_size)
     check = loaded.model.folding.check  # type: ignore[union-attr]
     written = write_network(out, loaded, proof=str(check), force=force, command="fold")
-    return f"{price}\n\n{check}\n\n{out}: {loaded.name}, {after.parameters:,} parameters, {written:,} bytes."
+    end = f"{out}: {loaded.name}, {after.parameters:,} parameters, {written:,} bytes."
+    return f"{guess_note(loaded)}{price}\n\n{check}\n\n{end}"
 
 
 def _folded(loaded: LoadedModel, form: Form) -> LoadedModel:
@@ -209,7 +239,10 @@ def export_to_file(
     source: ModelSource,
     out: Path,
     *,
+    method: str = "",
+    keep_skips: bool = False,
     form: FoldFirst = "auto",
+    target: str | None = None,
     opset: int | None = None,
     int8: Int8 | None = None,
     force: bool = False,
@@ -218,17 +251,22 @@ def export_to_file(
 
     Args:
         source: the network.
-        out: the file, `.onnx` or `.pt2`.
+        out: the file, `.onnx` or `.pt2`, or what the target's tools write.
+        method: an exact one, by which skips are removed first.
+        keep_skips: whether a network with skips may be written; else it is an error.
         form: how it is folded first; 'auto' is dense where it can be folded.
+        target: a device's tool chain, of `unskip.ship.targets.TARGETS`.
         opset: of ONNX, `unskip.ship.export.OPSET` unless given.
         int8: makes it a file in 8 bits.
         force: whether a file that is there may be replaced.
     """
     if form not in get_args(FoldFirst):
         raise ValueError(f"export: --fold {form!r} must be {', '.join(get_args(FoldFirst))}.")
+    if int8 is not None and target not in (None, "onnx", "tflite"):
+        raise ValueError(f"export: --int8 is for ONNX and for --target tflite, and not for --target {target}.")
     opset = OPSET if opset is None else opset
     check_free(out, command="export", argument="--out", force=force, overwrite="--force")
-    loaded = given = source.load("export")
+    loaded = given = _without_skips(source.load("export"), method, keep_skips)
     words = given.name
     if form in get_args(Form):
         loaded = _folded(given, form)  # type: ignore[arg-type]
@@ -240,14 +278,37 @@ def export_to_file(
     if loaded is not given:
         before, after = (sum(p.numel() for p in s.model.parameters()) for s in (given, loaded))
         words = f"{loaded.name}: {before:,} parameters before, {after:,} now"
-    if int8 is None:
-        return words, export(loaded.model, out, example=example_for(loaded), opset=opset, force=force)
-    calibrate, test, metadata = _prepared(loaded, int8)
+    device: str | Target | None = target
+    metadata = None
+    if int8 is not None:
+        calibrate, test, metadata = _prepared(loaded, int8)
+        if target == "tflite":
+            device = Tflite(calibrate=calibrate, test=test, limit=int8.limit)
+    if int8 is None or isinstance(device, Tflite):
+        example = example_for(loaded)
+        return words, export(
+            loaded.model, out, example=example, target=device, opset=opset, metadata=metadata, force=force
+        )
     quantized = quantize(
         loaded.model, out, calibrate=calibrate, test=test, bits=int8.bits, limit=int8.limit, opset=opset,
         metadata=metadata, force=force,
     )  # fmt: skip
     return words, quantized
+
+
+def _without_skips(loaded: LoadedModel, method: str, keep_skips: bool) -> LoadedModel:
+    """The network, converted by the exact method if there is one; refused where skips stay and may not."""
+    if method:
+        model = convert(loaded.model, method, example=example_for(loaded), strict=not keep_skips)
+        loaded = replace(loaded, name=f"{loaded.name}, {method}", model=model, registered={})
+    kept = [path for path, _ in blocks_with_skips(loaded.model)]
+    kept += getattr(getattr(loaded.model, "surgery", None), "left", ())
+    if kept and not keep_skips:
+        raise ValueError(
+            f"export: {loaded.name} keeps {len(kept)} skip connections ({kept[0]!r} first). --method rm removes them "
+            "and keeps the function; --keep-skips writes the network as it is."
+        )
+    return loaded
 
 
 def _prepared(loaded: LoadedModel, int8: Int8) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]], dict[str, str]]:

@@ -12,10 +12,11 @@ from torch.nn import functional as F
 from unskip.measures.probe import Family, Layer, Probe
 from unskip.measures.series import Findings, measures_of
 
-NOISE = 0.01  # standard deviation of the noise, as a fraction of the input's
+NOISE = 0.01  # standard deviation of the noise, as a fraction of the inputs'
 SKETCH = 512  # numbers kept per sample and layer
 MAX_SAMPLES = 256  # for distances and regressions
 MIN_SAMPLES = 16  # for recovery
+MIN_RECOVERY = 0.1  # with a batch of 64, a recovery (R²) below this is within the noise
 BANDWIDTHS = (1.0, 4.0)  # of the kernel, in median distances; the wide one is close to a linear regression
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # in units of the kernel's diagonal
 
@@ -25,8 +26,9 @@ def noise_to_signal(clean: Tensor, noisy: Tensor) -> float:
 
         noise_to_signal = median_i |f(x_i) - f(x_i + n_i)| / median_{i<j} |f(x_i) - f(x_j)|
 
-    Near 0, the layer preserves its input. At 1, noise moves an input as far as the distance to another input, or all
-    inputs are the same: the input is lost. Medians are used because in deep plain networks with BatchNorm a few inputs
+    `n_i` is `noise_like` the inputs, so the ratio starts near 0.01 whatever the data. Near 0, the layer preserves its
+    input. At 1, noise moves an input as far as the distance to another input, or all inputs are the same: the input is
+    lost. Medians are used because in deep plain networks with BatchNorm a few inputs
     lie far from all others.
 
     Args:
@@ -42,6 +44,27 @@ def noise_to_signal(clean: Tensor, noisy: Tensor) -> float:
     near = (clean - noisy).norm(dim=1).median()
     far = torch.pdist(clean).median()
     return (near / far).item() if far > 0 else 1.0
+
+
+def noise_like(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Normal noise with the covariance of the samples x (B, ...), and `NOISE` times their standard deviation::
+
+        n_i = NOISE sum_j g_ij (x_j - mean(x)) / sqrt(B - 1),   g_ij ~ N(0, 1)
+
+    White noise has power at frequencies that smooth images lack. Networks with many depthwise convolutions and norms
+    amplify these, so white noise says more about the resolution of the images than about the network.
+    """
+    centred = (x - x.mean(0)).flatten(1).float()
+    g = torch.randn(len(x), len(x), generator=generator).to(centred)
+    return (NOISE / math.sqrt(len(x) - 1) * (g @ centred)).view(x.shape).to(x.dtype)
+
+
+def difference(similarity: float, recovery: float) -> float:
+    """(1 - cosine_similarity) sqrt(recovery): the part of a layer's output that depends on the input.
+
+    A recovery below `MIN_RECOVERY` is within the noise of a small batch, and one that was not measured counts as 1.
+    """
+    return max(0.0, 1 - similarity) * math.sqrt(1.0 if math.isnan(recovery) else max(recovery, MIN_RECOVERY))
 
 
 def cosine_similarity(features: Tensor) -> float:
@@ -131,8 +154,7 @@ def noisy_outputs(probe: Probe) -> dict[Layer, Tensor | None]:
     generator = torch.Generator().manual_seed(probe.seed + 1)
 
     def perturbed(x: Tensor) -> Tensor:
-        scale = NOISE * x.detach().float().std()
-        return x + (scale * torch.randn(x.shape, generator=generator).to(x.device)).to(x.dtype)
+        return x + noise_like(x.detach(), generator)
 
     def on_layer(layer: Layer, x: Tensor | None, y: Tensor) -> Tensor | None:
         changed = perturbed(y) if probe.input is None and layer is probe.layers[0] else None
@@ -169,10 +191,13 @@ def report(probe: Probe) -> Findings:
     trunk = [layer for layer in probe.layers if layer.trunk]
     for layer in trunk:
         before, after = layer.values.get("sketch"), noisy.get(layer)
+        recovered = math.nan if before is None or targets is None else recovery(before, targets)
+        similarity = math.nan if before is None else cosine_similarity(before)
         layer.values |= {
             "noise_to_signal": math.nan if before is None or after is None else noise_to_signal(before, after),
-            "recovery": math.nan if before is None or targets is None else recovery(before, targets),
-            "cosine_similarity": math.nan if before is None else cosine_similarity(before),
+            "recovery": recovered,
+            "cosine_similarity": similarity,
+            "difference": math.nan if math.isnan(similarity) else difference(similarity, recovered),
         }
     # The last layer is the classifier, which may discard information, so the layer before it counts.
     last_hidden = trunk[-2:][0].values if trunk else {}

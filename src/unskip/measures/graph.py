@@ -59,6 +59,19 @@ def cuts(root: Node, start: Node) -> set[Node]:
     return found
 
 
+def depths(root: Node, start: Node, weighted: set[Node]) -> dict[Node, int]:
+    """For each node between `root` (the loss) and `start` (the input): the `weighted` nodes on its longest path there.
+
+    A node counts itself.
+    """
+    found = {start: int(start in weighted)}
+    for node in postorder(root):
+        before = [found[following] for following in successors(node) if following in found]
+        if before and node is not start:
+            found[node] = max(before) + (node in weighted)
+    return found
+
+
 def entries(output: GradientEdge, source: GradientEdge) -> list[tuple[Node, int]]:
     """The edges on which a gradient flows from `output` into `source`: nodes, and positions among their inputs.
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 from unskip._core.errors import reason
 from unskip._core.modules import preserved
 from unskip._core.rng import own_generators_preserved
-from unskip.measures.graph import cuts, edge_of, entries
+from unskip.measures.graph import cuts, depths, edge_of, entries
 from unskip.measures.layer_types import (
     PARAMETRIZATIONS,
     floating_in,
@@ -29,7 +29,7 @@ from unskip.measures.layer_types import (
     unit_axis,
 )
 from unskip.measures.losses import Loss, loss_of
-from unskip.measures.series import Findings, LayerInfo, Measure, Series
+from unskip.measures.series import COUNTED, Findings, LayerInfo, Measure, Series
 
 T = TypeVar("T")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of the model
@@ -84,6 +84,7 @@ class Layer:
     samples: int
     unit_axis: int
     trunk: bool = True
+    depth: int = 0
     edge: GradientEdge | None = None  # of the output, while the graph exists
     values: dict[str, Any] = field(default_factory=dict)  # by name of measure
 
@@ -126,7 +127,14 @@ class Layer:
 
     def info(self) -> LayerInfo:
         parameters = sum(parameter.numel() for parameter in self.module.parameters() if parameter.requires_grad)
-        return LayerInfo(name=self.name, kind=self.kind, parameters=parameters, shape=self.shape, trunk=self.trunk)
+        return LayerInfo(
+            name=self.name,
+            kind=self.kind,
+            parameters=parameters,
+            shape=self.shape,
+            trunk=self.trunk,
+            depth=self.depth,
+        )
 
 
 def evenly_spaced(count: int, most: int, device: torch.device) -> Tensor:
@@ -427,8 +435,11 @@ class Probe:
         if root is None or start is None:
             return
         trunk = cuts(root.node, start.node)
+        weighted = {layer.edge.node for layer in self.layers if layer.edge and layer.kind in COUNTED}
+        depth = depths(root.node, start.node, weighted)
         for layer in self.layers:
             layer.trunk = layer.edge is not None and layer.edge.node in trunk
+            layer.depth = depth.get(layer.edge.node, 0) if layer.edge is not None else 0
 
 
 def present(values: Values | None) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 
+COUNTED = ("conv", "linear", "attention", "recurrent")  # kinds that count as layers of a network's depth
+
 
 class Estimate(NamedTuple):
     """An estimated value."""
@@ -36,6 +38,7 @@ class LayerInfo:
     parameters: int  # trainable parameters, including those of submodules
     shape: tuple[int, ...]  # of its output
     trunk: bool  # every path from the input to the output passes through it; False inside a residual branch
+    depth: int = 0  # convolutions and linear layers on the longest path from the input up to here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,3 +114,9 @@ class Measured:
     failure: str | None = None  # the error of the backward pass, if it fails
     samples: int | None = None  # in the batch
     shape: tuple[int, ...] | None = None  # of the batch, if it is a single tensor
+
+    @property
+    def depth(self) -> int:
+        """The number of layers as one counts them: convolutions and linear layers on the longest path."""
+        counted = sum(layer.kind in COUNTED for layer in self.layers)  # without a gradient there are no paths
+        return max((layer.depth for layer in self.layers), default=0) or counted

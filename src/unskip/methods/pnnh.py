@@ -26,6 +26,7 @@ from unskip.coders import FORMS, PRETEXTS, CoderBank, CoderSpec, act_name, odd_p
 from unskip.kernels import use_fast_layers
 from unskip.kernels.depthwise import JoinedSequential
 from unskip.methods import fused
+from unskip.methods.gated import build_gated, is_gated
 from unskip.methods.lean import LeanInverted, LeanSequential
 from unskip.methods.partial import PartialConv2d
 from unskip.methods.pieces import Scale, Shift
@@ -51,6 +52,7 @@ from unskip.methods.stack import stacked_layers
 Norm = Literal["first", "both"]
 Transition = Literal["coded", "whole"]
 Signed = Literal["rectify", "paired"]
+Fitting = Literal["adam", "sgd"]
 Uncarried = Literal["kxk", "1x1"]
 BlockForm = Literal["auto", "plain", "fast", "lean"]
 ALIGNED = 8  # channels that tensor cores take at once
@@ -146,16 +148,20 @@ class PNNH:
     """
 
     ratio: float = 0.5  # C_B / C (C_B / C_low in bottlenecks), above 0 and at most 1/2
-    pretext: str = "auto"  # what the coder is; auto: group_average in CNNs, fitted on normal inputs in an MLP
+    pretext: str = (
+        "auto"  # what the coder is; auto: group_average in CNNs, fitted in MLPs, identity by skip-free attention
+    )
     norm: Norm = "first"  # norms of the learner: after W_1 only (Appendix D), or after the last convolution too
     scale: float = 0.3  # of the last layer at initialisation, relative to He's
     transition: Transition = "coded"  # transitions with a coder of their own, or whole without one
     signed: Signed = "paired"  # blocks with linear output (MobileNet-V2): carry x+ and x-, or put σ after the sum
     uncarried: Uncarried = "kxk"  # taps for the channels that pretext="identity" does not carry: all, or the centre
+    linear_start: bool | None = None  # MLP learners first pass on what is not carried; None: beside skip-free attention
     hidden: Mapping[int, int] | None = None  # width of the learner by that of the block, {48: 8}; None: H - C_B
     head_norm: bool | None = None  # a norm before pooling; None: unless a norm follows the last block anyway
     block: BlockForm = "auto"  # plain: the formula; fast: no matrices; lean: less memory; auto: fast (MobileNet: lean)
     seed: int = 0  # of fitted and random coders
+    fit: Fitting = "adam"  # of fitted coders: Adam to the floor, or plain SGD from N(0, 0.01) as in Algorithm 1
 
     keeps_weights: ClassVar[bool] = False
 
@@ -177,6 +183,8 @@ class PNNH:
             raise ValueError(f"pnnh: scale={self.scale} must not be negative; 1 is He's initialisation.")
 
     def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
+        if is_gated(spec):
+            return build_gated(spec, self.ratio, self.scale, self.hidden)
         if not spec.skip and not self._expressible(spec):
             return self._whole(spec, bank)
         if self.transition == "whole" and spec.transition:
@@ -193,6 +201,8 @@ class PNNH:
         if self.pretext != "none" and (stride != 1 or inputs != outputs):
             check_strides(spec)
             limit = min(stage.out_features for stage in _shrinking(spec)) // 2
+            if limit < (2 if target.paired else 1):
+                raise _too_narrow(spec)
             make |= {"in_channels": inputs, "limit": limit, "stride": stride}
             coder, code = bank.take_transition(target, act, **make)
         elif self.pretext != "none":
@@ -278,6 +288,8 @@ class PNNH:
             # LayerNorm brings the inputs of an MLP to the distribution that a coder can be fitted on. In a CNN they
             # have any scale, which a closed form passes on whatever it is.
             pretext = "normal" if family == "mlp" and not isinstance(act, RECTIFIERS) else "group_average"
+            if spec.attention is not None and odd_part_is_identity(act, depth):  # an exact one, however deep
+                pretext = "identity"
         paired = signed and pretext in FORMS
         if paired and not odd_part_is_identity(act, depth):
             raise Unsupported(
@@ -288,7 +300,10 @@ class PNNH:
             raise Unsupported(f"{type(act).__name__} changes positive values, so pretext={pretext!r} carries nothing")
         base = min(channels, *(stage.out_features for stage in _shrinking(spec)))
         code = max(2 if paired else 1, round(self.ratio * base))
-        if code >= channels:
+        room = min(stage.out_features for stage in _shrinking(spec))
+        if paired and family == "mlp" and 2 * round(self.ratio * base) < room:
+            code = 2 * round(self.ratio * base)  # both signs of C_B channels
+        elif code >= channels:
             raise Unsupported(
                 f"its coder would carry {code} channels, not fewer than its {channels}; a smaller ratio does"
             )
@@ -305,6 +320,7 @@ class PNNH:
             paired=paired,
             linear=family == "mlp",
             seed=self.seed,
+            fit=self.fit,
         )
 
     def learner(self, spec: BlockSpec, code: int | None = None) -> nn.Sequential:
@@ -325,6 +341,8 @@ class PNNH:
             fan_out = stage.out_features
             if i != last and stage in shrinking:
                 fan_out = widths.get(width, learner_width(family, stage.out_features, code))
+                if fan_out < 1:
+                    raise _too_narrow(spec)
             conv = conv_like(stage, fan_in, fan_out)
             scale = self.scale if i == last else 1.0
             if self.uncarried == "1x1":
@@ -341,6 +359,8 @@ class PNNH:
                     taken = f"{name}{i + 1}" in dict(learner.named_children())
                     learner.add_module(f"{name}{i + 1}_{number}" if taken else f"{name}{i + 1}", new)
             fan_in = fan_out
+        if self.linear_start or (self.linear_start is None and spec.attention is not None and code is not None):
+            start_linear(learner, self._coder_spec(spec, self._activation(spec)))
         return learner
 
     def _sequence(self, inverted: bool) -> nn.Sequential:
@@ -350,6 +370,28 @@ class PNNH:
         if inverted and self.block != "plain":
             return LeanInverted() if self.block == "auto" else JoinedSequential()
         return nn.Sequential()
+
+
+@torch.no_grad()
+def start_linear(learner: nn.Sequential, coder: CoderSpec) -> None:
+    """Lets the learner of an MLP start as x ↦ x on the channels that the coder does not carry.
+
+        Qᵀ (σ(Q x) - σ(-Q x)) = x, where σ(z) - σ(-z) = z      Q orthogonal
+
+    A start as in Looks Linear networks (Balduzzi et al. 2017, arXiv:1702.08591, section 4.1), all of it trained.
+    Without it random features of width C - C_B follow each other, layer by layer, and each loses a part of the tokens.
+    """
+    first, last = learner.get_submodule("conv1"), learner.get_submodule("conv2")
+    if not (coder.paired and coder.pretext == "identity" and isinstance(first, nn.Linear)):
+        raise Unsupported("linear_start is for MLPs whose coder is the identity of both signs; leave it out")
+    assert isinstance(last, nn.Linear)
+    carried = coder.code // 2
+    n = min(coder.channels - carried, first.out_features // 2)
+    Q = nn.init.orthogonal_(torch.empty_like(first.weight[:n, carried : carried + n]))
+    for part in (first.weight[: 2 * n], last.weight[:, : 2 * n]):
+        part.zero_()
+    first.weight[: 2 * n, carried : carried + n] = torch.cat([Q, -Q])
+    last.weight[carried : carried + n, : 2 * n] = torch.cat([Q, -Q]).T
 
 
 @register_method("pnnh_paper")
@@ -368,6 +410,11 @@ def _shrinking(spec: BlockSpec) -> list[Stage]:
     """The hidden layers that make room for the coder: all but a depthwise convolution of the input itself."""
     inner = [stage for i, stage in enumerate(spec.stages[:-1]) if i > 0 or not stage.depthwise]
     return inner or [*spec.stages[:-1]]
+
+
+def _too_narrow(spec: BlockSpec) -> Unsupported:
+    width = min(stage.out_features for stage in _shrinking(spec))
+    return Unsupported(f"its narrowest layer writes {width} channels, too few for coder and learner")
 
 
 def learner_width(family: str, width: int, code: int) -> int:

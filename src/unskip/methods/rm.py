@@ -28,7 +28,7 @@ import torch
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
-from unskip._core.layers import layer_with
+from unskip._core.layers import inherits_from, layer_with
 from unskip.coders import CoderBank
 from unskip.methods.pieces import Scale, Shift
 from unskip.methods.pnnh import norm_like
@@ -90,12 +90,15 @@ class RMBlock(nn.Sequential):
         for name, module in self.named_children():
             conv = parts.get(before)
             if isinstance(module, BesideNorm) and _absorbable(module.norm):
-                n = module.channels
                 assert conv is not None
-                weight, bias = exact(conv.weight), None if conv.bias is None else exact(conv.bias)[:n]
-                own, shift = _affine(weight[:n], bias, *norm_as_affine(module.norm))
+                n = module.channels
+                weight = exact(conv.weight)
+                bias = weight.new_zeros(len(weight)) if conv.bias is None else exact(conv.bias)
+                own, shift = _affine(weight[:n], bias[:n], *norm_as_affine(module.norm))
+                # What is carried has no bias at first, and may have one after training.
+                bias = torch.cat([shift, bias[n:]])
                 parts[before] = replace_weight(
-                    conv, torch.cat([own, weight[n:]]), shift, groups=getattr(conv, "groups", 1)
+                    conv, torch.cat([own, weight[n:]]), bias, groups=getattr(conv, "groups", 1)
                 )
             else:
                 parts[name] = module
@@ -410,7 +413,7 @@ def _shortcut(spec: BlockSpec) -> _Path:
                 raise Unsupported("its shortcut averages and then leaves out pixels")
             mixing = module.mixing(len(weight)).to(weight)
             weight, bias, stride = mixing @ weight, None if bias is None else mixing @ bias, stride * module.stride
-        elif type(module) in LAYERS:
+        elif inherits_from(module, *LAYERS):
             step = getattr(module, "stride", (1,))
             pointwise = isinstance(module, nn.Linear) or ({*module.kernel_size} == {1} and not any(module.padding))  # type: ignore[misc, union-attr]
             if not pointwise or (window > 1 and {*step} != {1}) or len({*step}) > 1:  # type: ignore[misc]
@@ -441,7 +444,9 @@ def _shortcut(spec: BlockSpec) -> _Path:
 def _flat(module: nn.Module | None) -> list[nn.Module]:
     if module is None:
         return []
-    return [part for child in module for part in _flat(child)] if type(module) is nn.Sequential else [module]
+    if isinstance(module, nn.Sequential) and inherits_from(module, nn.Sequential):
+        return [part for child in module for part in _flat(child)]
+    return [module]
 
 
 def _pooling(pool: Any) -> tuple[int, int]:

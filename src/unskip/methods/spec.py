@@ -10,6 +10,7 @@ widths, strides, the sign of what it reads) is derived from them here, so that a
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,8 +21,9 @@ from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unskip._core.layers import behaves_as, conv_settings, layer_with
+from unskip._core.layers import behaves_as, conv_settings, inherits, inherits_from, known_class, layer_with
 from unskip._core.modules import square
+from unskip.methods.attention.self_attention import AttentionSpec
 from unskip.methods.pieces import Permute, Scale, Shift, Transpose
 
 Conv = nn.Conv2d | nn.Linear
@@ -113,6 +115,7 @@ class BlockSpec:
     out_act: nn.Module | None = None  # the activation after the addition
     projects_input: bool = False  # the projection reads x itself, and not pre(x)
     kept: tuple[str, ...] = ()  # skips of this block that no method removes, by name ('attention')
+    attention: Callable[[], AttentionSpec] | None = None  # reads the block's attention, to be made skip-free too
     nonnegative: bool = False  # proven that the block reads nothing negative; set by `plainify` for exact methods
 
     @cached_property
@@ -122,7 +125,7 @@ class BlockSpec:
         for module in self.branch:
             if isinstance(module, NO_OPS):
                 continue
-            if type(module) in (nn.Conv2d, nn.Linear):
+            if inherits_from(module, nn.Conv2d, nn.Linear):
                 assert isinstance(module, nn.Conv2d | nn.Linear)
                 layers.append(BranchLayer(module, None, None, 0.0))
                 continue
@@ -152,7 +155,7 @@ class BlockSpec:
             if isinstance(module, NO_OPS) or (not stages and isinstance(module, DROPOUTS)):
                 continue
             if isinstance(module, LAYERS):
-                if type(module) not in LAYERS or isinstance(module, nn.Conv3d):
+                if not inherits_from(module, *LAYERS) or isinstance(module, nn.Conv3d):
                     raise Unsupported(f"its branch holds {describe(module)}, which is no ordinary convolution")
                 stages.append(Stage(module, pad, ()))
                 pad = ()
@@ -299,10 +302,11 @@ def describe(module: nn.Module) -> str:
 
 
 def is_activation(module: nn.Module) -> bool:
-    """The activations of torch.nn and timm that act on each number alone."""
-    known = type(module).__module__.startswith(("torch.nn.modules.activation", "timm.layers.activations"))
+    """The activations of torch.nn and timm that act on each number alone, and subclasses that change nothing."""
+    known = known_class(module)
+    listed = known.__module__.startswith(("torch.nn.modules.activation", "timm.layers.activations"))
     across = (nn.MultiheadAttention, nn.GLU, nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin)
-    return known and not isinstance(module, across)
+    return listed and inherits(type(module), known) and not isinstance(module, across)
 
 
 def is_batch_norm(module: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from unskip._core.layers import fast_form, ordinary
 from unskip.methods.spec import BlockSpec, Conv, Unsupported, centred, replace_weight, ungrouped
 
 
-def stacked(model: nn.Module, *, fast: bool = False, dense: Collection[str] = ()) -> nn.Module:
+def stacked(model: nn.Module, *, fast: bool = False, dense: Collection[str] = (), command: str = "stack") -> nn.Module:
     """A copy of the model with every special layer as its ordinary one (`unskip._core.layers.SpecialLayer`).
 
     PNNH blocks become their stacked form, blocks of rm lose their norms, Dirac, tied and partial layers become plain.
@@ -27,13 +27,14 @@ def stacked(model: nn.Module, *, fast: bool = False, dense: Collection[str] = ()
         model: in eval mode.
         fast: keep the layers that are faster than their ordinary ones.
         dense: paths of layers that become ordinary even then.
+        command: the function that the user has called, for messages.
     """
     done: dict[nn.Module, nn.Module] = {}
 
     def form(module: nn.Module, path: str) -> nn.Module:
         if module not in done:
             kept = fast_form(module) if fast and path not in dense else None
-            new = stack(module, path or "the block") if kept is None else kept
+            new = stack(module, path or "the block", command) if kept is None else kept
             done[module] = done[new] = new
             for name, child in new._modules.items():
                 if child is not None:
@@ -43,12 +44,12 @@ def stacked(model: nn.Module, *, fast: bool = False, dense: Collection[str] = ()
     return form(copy.deepcopy(model), "")
 
 
-def stack(module: nn.Module, path: str = "the block") -> nn.Module:
+def stack(module: nn.Module, path: str = "the block", command: str = "stack") -> nn.Module:
     """A special layer as its ordinary one, for instance a PNNH block in its stacked form; any other as it is."""
     try:
         return ordinary(module)
     except Unsupported as reason:
-        raise ValueError(f"stack: {path} {reason}") from reason
+        raise ValueError(f"{command}: {path} {reason}") from reason
 
 
 def replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:

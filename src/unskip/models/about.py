@@ -1,7 +1,14 @@
-"""What a network is made of: parameters trained and frozen, multiplications, skips that it keeps; `unskip models`."""
+"""What a network is made of: parameters trained and frozen, multiplications, skips that it keeps; `unskip models`.
 
-from dataclasses import dataclass
-from typing import ClassVar
+Building every network takes long, so their lines are shipped as data, `listing.json`. `write_listing` writes it anew; a
+test compares it with the networks.
+"""
+
+import fnmatch
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import timm
 import torch
@@ -9,7 +16,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from unskip.coders import Coder, TransitionCoder
-from unskip.models.registry import ENTRIES
+from unskip.models.registry import ENTRIES, Entry
+from unskip.models.weights import names_with_weights
+
+LISTING = Path(__file__).with_name("listing.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +62,11 @@ class About:
 
 def about(name: str) -> About:
     """Built on the meta device, so it takes neither memory nor fitting."""
-    entry = OTHERS[name] if name in OTHERS else ENTRIES[name]
+    entry = _entry(name)
     with torch.device("meta"):
         model = entry.build().eval()
         with FlopCounterMode(display=False) as flops, torch.no_grad():
-            model(torch.empty(1, *entry.input_size))
+            model(entry.example() if isinstance(entry, Entry) else torch.empty(1, *entry.input_size))
     return About(
         name=name,
         trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
@@ -65,6 +75,40 @@ def about(name: str) -> About:
         skips=entry.skips if isinstance(entry, Other) else skips_left(model),
         paper_params=entry.paper_params,
     )
+
+
+def listed(name: str) -> dict[str, Any]:
+    """The line of a name in `listing.json`."""
+    entry = _entry(name)
+    line = asdict(about(name)) | {"family": entry.family, "input_size": list(entry.input_size)}
+    return line | {"pretrained": name in names_with_weights()}
+
+
+def write_listing() -> None:
+    """Writes `listing.json`, a line for each name."""
+    lines = ",\n".join(json.dumps(listed(name)) for name in (*ENTRIES, *OTHERS))
+    LISTING.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+def list_models(pattern: str = "*", *, family: str = "*", pretrained: bool = False) -> list[str]:
+    """Returns the names of `unskip models` that match `pattern`; `create_model` builds each, and any other of timm's.
+
+    Args:
+        pattern: of names, for instance 'pnnh_*'.
+        family: of families, for instance 'resnet' or '*timm*'.
+        pretrained: whether only networks whose trained weights come with the package are wanted.
+    """
+    return [
+        name
+        for name in (*ENTRIES, *OTHERS)
+        if fnmatch.fnmatch(name, pattern)
+        and fnmatch.fnmatch(_entry(name).family, family)
+        and not (pretrained and name not in names_with_weights())
+    ]
+
+
+def _entry(name: str) -> Entry | Other:
+    return OTHERS[name] if name in OTHERS else ENTRIES[name]
 
 
 def frozen_weights(model: nn.Module) -> int:

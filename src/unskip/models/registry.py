@@ -6,13 +6,15 @@ names one that is built as it is (SeqNet, PlainNet, the simplified networks).
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import timm
+import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, register_model
-from torch import nn
+from torch import Tensor, nn
 
 from unskip._core.text import nearest
 from unskip.methods import method_options
@@ -20,13 +22,23 @@ from unskip.models import weights
 from unskip.surgery import plainify
 
 Build = Callable[..., nn.Module]
-TIMM_OPTIONS = ("num_classes", "in_chans", "drop_rate", "drop_path_rate", "features_only", "out_indices")
+TIMM_OPTIONS = (
+    "num_classes", "in_chans", "drop_rate", "drop_path_rate", "global_pool", "features_only", "out_indices",
+)  # fmt: skip
 SKIP_FREE = ("plain", "pnnh")  # the methods that every backbone has a name for
 RIVALS = ("dirac", "iso", "delta_tanh", "looks_linear")  # those that a handful of backbones have a name for
 MAX_UNCROPPED = 32  # px: images up to this size are tested as they are, without timm's resizing and centre crop
-CFG_FIELDS = ("num_classes", "input_size", "mean", "std", "first_conv", "classifier")  # of an entry, for timm
+CFG_FIELDS = (  # of an entry, for timm
+    "num_classes", "input_size", "pool_size", "fixed_input_size", "mean", "std", "first_conv", "classifier",
+)  # fmt: skip
 
 ENTRIES: dict[str, "Entry"] = {}
+
+
+class UnknownArgumentError(ValueError, TypeError):
+    """An argument that a network does not have. timm's users expect a TypeError, ours a ValueError."""
+
+
 default_cfgs: dict[str, dict[str, Any]] = {}  # timm reads it from the module of an entry point
 
 
@@ -37,10 +49,12 @@ class Entry:
     name: str
     builder: Build  # takes timm's arguments and its own `options`
     family: str  # networks that are built alike share it
-    input_size: tuple[int, int, int]  # channels, height and width of an image
+    input_size: tuple[int, ...]  # channels, height and width of an image; the length of a text
     num_classes: int  # width of the head unless the user says otherwise
     first_conv: str  # path of the layer that reads the image
     classifier: str  # path of the head
+    pool_size: tuple[int, int] | None = None  # height and width of the last feature map; None where there is none
+    fixed_input_size: bool = False  # whether it reads images of `input_size` alone
     mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN  # of the images' channels, for normalising
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD
     method: str | None = None  # makes what the builder returns skip-free; None leaves it as it is
@@ -48,15 +62,30 @@ class Entry:
     options: tuple[str, ...] = ()  # the builder's own arguments beside timm's
     paper_params: float | None = None  # millions, as the network's paper prints it
     feature_cfg: Mapping[str, Any] = field(default_factory=dict)  # how timm takes feature maps from it
+    reads: Literal["images", "tokens"] = "images"  # tokens: numbers of characters or bytes
     feature_maps: bool = True  # False: fully connected, so there are none, and features_only is refused
 
-    def build(self, pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    def example(self, batch: int = 1) -> Tensor:
+        """A batch of random inputs."""
+        if self.reads == "tokens":
+            return torch.randint(self.num_classes, (batch, *self.input_size))
+        return torch.randn(batch, *self.input_size)
+
+    def build(
+        self, pretrained: bool = False, device: Any = None, dtype: torch.dtype | None = None, **kwargs: Any
+    ) -> nn.Module:
+        """The network, on timm's `device` and in timm's `dtype`."""
+        with torch.device("meta") if str(device) == "meta" else nullcontext():
+            network = self._build(pretrained, **kwargs)
+        return network.to(device=device, dtype=dtype) if device or dtype else network
+
+    def _build(self, pretrained: bool, **kwargs: Any) -> nn.Module:
         if kwargs.get("features_only") and not self.feature_maps:
             raise ValueError(
-                f"create_model: {self.name!r} is fully connected and has no feature maps (features_only=True). Take "
+                f"create_model: {self.name!r} has no feature maps of images (features_only=True). Take "
                 "its last layer with forward_features, or hook the layers you want."
             )
-        known = [] if self.method is None else method_options(self.method)
+        known = [] if self.method is None else ["attention", *method_options(self.method)]
         if pretrained:
             overlay = self._weights([name for name in kwargs if name in (*known, *self.options)], **kwargs)
             kwargs["pretrained_cfg_overlay"] = overlay
@@ -75,7 +104,7 @@ class Entry:
             if not wrong:
                 raise
         known = list(dict.fromkeys([*TIMM_OPTIONS, *known, *self.options]))
-        raise ValueError(f"create_model: {self.name!r} has no argument {wrong!r}.{nearest(wrong, known)}")
+        raise UnknownArgumentError(f"create_model: {self.name!r} has no argument {wrong!r}.{nearest(wrong, known)}")
 
     def _weights(
         self,
@@ -111,7 +140,9 @@ def register_network(name: str, builder: Build, **about: Any) -> None:
     """Makes a name known to us and to timm. `about` has the other fields of `Entry`."""
     entry = ENTRIES[name] = Entry(name=name, builder=builder, **about)
     default_cfgs[name] = {key: getattr(entry, key) for key in CFG_FIELDS} | weights.pretrained_cfg(name)
-    if entry.input_size[-1] <= MAX_UNCROPPED:
+    if entry.reads == "tokens":
+        default_cfgs[name]["input_size"] = (1, 1, *entry.input_size)  # timm knows images alone
+    elif entry.input_size[-1] <= MAX_UNCROPPED:
         default_cfgs[name]["crop_pct"] = 1.0
 
     def build(pretrained: bool = False, **kwargs: Any) -> nn.Module:
@@ -153,13 +184,13 @@ def register_backbone(
         )
 
 
-def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Module:
+def create_model(name: str, pretrained: bool = False, *, method: str = "", **kwargs: Any) -> nn.Module:
     """A network by name: one of `unskip models`, or any of timm's.
 
     Keyword arguments are timm's (num_classes, in_chans, features_only, drop_path_rate, ...) and, for a name that begins
-    with a method, that method's options: for a `pnnh_` name those of `unskip.methods.PNNH`. `pretrained=True` loads the
-    weights that come with the package, for names that have some; `network.pretrained_cfg["description"]` says how good
-    they are.
+    with a method, that method's options: for a `pnnh_` name those of `unskip.methods.PNNH`. `method` makes any other
+    network skip-free with that method, whose options are then taken too. `pretrained=True` loads the weights that come
+    with the package, for names that have some; `network.pretrained_cfg["description"]` says how good they are.
     """
     if not isinstance(name, str):
         raise ValueError(f"create_model: name={name!r} must be text, for instance 'pnnh_resnet110'.")
@@ -168,8 +199,14 @@ def create_model(name: str, pretrained: bool = False, **kwargs: Any) -> nn.Modul
             f"create_model: there is no network named {name!r}.{nearest(name, list(ENTRIES))} "
             "`unskip models` lists them."
         )
+    if method:
+        known = method_options(method)
+        options = {option: kwargs.pop(option) for option in list(kwargs) if option in known}
+        return plainify(create_model(name, pretrained, **kwargs), method, **options)
     try:
         return timm.create_model(name, pretrained=pretrained, **kwargs)
+    except UnknownArgumentError:
+        raise
     except TypeError as error:
         wrong = unexpected(error, kwargs)
         if not wrong:

@@ -10,8 +10,8 @@ from unskip.data.config import DataConfig
 from unskip.data.sets import DataSet, load
 from unskip.reproduce.registry import one_of
 
-IN_MEMORY = one_of("digits", "cifar10", "cifar100", "fashion_mnist", "npz")
-Dataset = Annotated[str, "the data set: digits, cifar10, cifar100, fashion_mnist or npz", IN_MEMORY]
+IN_MEMORY = one_of("digits", "cifar10", "cifar100", "fashion_mnist", "npz", "sprites")
+Dataset = Annotated[str, "the data set: digits, cifar10, cifar100, fashion_mnist, npz or sprites", IN_MEMORY]
 DataPath = Annotated[Path | None, "where the data set is; digits are embedded"]
 
 

@@ -11,8 +11,8 @@ import json
 import platform
 import time
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from importlib import resources
@@ -68,6 +68,8 @@ class Outcome:
     lines: tuple[str, ...]  # what it shows, in sentences with its numbers; printed
     numbers: dict[str, Any]  # everything that a reader may want to recompute; written as JSON
     figure: Figure | None = None  # the picture, where it has one
+    files: Mapping[str, bytes] = field(default_factory=dict)  # more of the record, by name
+    ended: Exception | None = None  # raised once everything is written: the time was up before all was done
     readme: tuple[str, ...] = ()  # lines of the record's README.md, where networks were trained for it
 
 
@@ -130,7 +132,7 @@ def reproduce(name: str, *, out: Path, record: Path | None = None, **settings: A
     if name not in REPRODUCTIONS:
         raise ValueError(f"reproduce: there is no {name!r}.{nearest(name, list(REPRODUCTIONS))}")
     entry = REPRODUCTIONS[name]
-    known = [field.name for field in dataclasses.fields(entry.settings)]
+    known = [each.name for each in dataclasses.fields(entry.settings)]
     for option in settings:
         if option not in known:
             raise ValueError(f"reproduce: {name} has no option {option!r}.{nearest(option, known)}")
@@ -155,7 +157,7 @@ def reproduce(name: str, *, out: Path, record: Path | None = None, **settings: A
         "findings": outcome.lines,
         "numbers": outcome.numbers,
     }
-    files: dict[Path, bytes] = {}
+    files: dict[Path, bytes] = {record / name: content for name, content in outcome.files.items()}
     if outcome.figure is not None:
         files[out / f"{name}.png"] = as_png(outcome.figure)
     if outcome.readme:
@@ -165,6 +167,8 @@ def reproduce(name: str, *, out: Path, record: Path | None = None, **settings: A
     files[results] = json.dumps(numbers, indent=1, default=str).encode()
     for path, content in files.items():
         write_atomically(path, partial(_write, content), command="reproduce", way_out=way_out[path.parent])
+    if outcome.ended is not None:
+        raise outcome.ended
     return Written(outcome=outcome, files=tuple(files))
 
 

@@ -4,10 +4,13 @@ A row is a recipe beside the number that the paper prints. Rows train several at
 rows of methods that are not ours to run have the paper's number alone.
 """
 
+import json
 import statistics
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +25,7 @@ from unskip._core.version import __version__
 from unskip.reproduce.images import IN_MEMORY, DataPath
 from unskip.reproduce.papers import Cell
 from unskip.reproduce.registry import Outcome, Settings, between, one_of
-from unskip.train.many import Finished, run_many
+from unskip.train.many import Finished, finished, run_many
 from unskip.train.recipe import Recipe
 
 EPOCHS = between(1, 1_000_000, "; leave it out for the paper's number")
@@ -38,7 +41,7 @@ class Trained(Settings):
     weight_decay: Annotated[float | None, "weight decay of each network; the paper's unless given", DECAY] = None
     rows: Annotated[str, "the rows to run, by name and with commas between; empty: all"] = ""
     dataset: Annotated[
-        str, "the data set: cifar10; or cifar100, digits, fashion_mnist or npz, to try it out", IN_MEMORY
+        str, "the data set: cifar10; or cifar100, digits, fashion_mnist, npz or sprites, to try it out", IN_MEMORY
     ] = "cifar10"
     data: DataPath = None
     device: Annotated[str, "the device: auto, cpu or cuda", one_of("auto", "cpu", "cuda")] = "auto"
@@ -48,6 +51,9 @@ class Trained(Settings):
         between(1, 1000, "; leave it out for 8 on a GPU and 1 on a CPU"),
     ] = None
     minutes: Annotated[float | None, "pause after so many minutes; the same command continues", between(0, 1e6)] = None
+    whole_runs: Annotated[bool, "start no run that would not end within the minutes"] = False
+    results_only: Annotated[bool, "keep the results of finished runs alone, without weights; a few KB each"] = False
+    train: Annotated[bool, "train what is left; without it the table is of the runs that are there"] = True
     take_over: Annotated[bool, "continue runs that a process of another host has locked and left"] = False
     compile: Annotated[
         bool, "compile blocks with torch.compile, which takes its time for each network and is repaid by long runs"
@@ -81,11 +87,11 @@ class Row:
         return f"{self.error:.2f}" + ("" if self.spread is None else f" ± {self.spread:.2f}")
 
 
-def run_recipe(recipe: Recipe, settings: Trained, seed: int) -> Recipe:
+def run_recipe(recipe: Recipe, settings: Trained, seed: int, *, dataset: str = "") -> Recipe:
     """The recipe of one run: the paper's, except for what the user and the machine want."""
     epochs = recipe.run.epochs if settings.epochs is None else settings.epochs
     return recipe.replace(
-        dataset=settings.dataset,
+        dataset=dataset or settings.dataset,
         epochs=epochs,
         milestones=tuple(max(1, round(m * epochs / recipe.run.epochs)) for m in recipe.optimizer.milestones),
         warmup_epochs=min(recipe.optimizer.warmup_epochs, epochs),
@@ -95,7 +101,7 @@ def run_recipe(recipe: Recipe, settings: Trained, seed: int) -> Recipe:
         precision=recipe.run.precision if settings.gpu else "fp32",
         cuda_graph=settings.gpu,
         compile="blocks" if settings.compile else "no",
-        save_seconds=60.0,
+        save_seconds=300.0,  # a pause saves too
     )
 
 
@@ -110,17 +116,42 @@ def chosen(rows: Sequence[Row], settings: Trained) -> list[Row]:
 
 
 def train(recipes: Mapping[str, Recipe], settings: Trained, folder: Path) -> dict[str, Finished]:
-    """Trains all recipes, several at once, and reports progress on stderr."""
+    """Trains all recipes, several at once, reports progress on stderr, and accounts for the time in calls.jsonl."""
+    if not settings.train:
+        found = {name: finished(folder / name) for name in recipes}
+        return {name: run for name, run in found.items() if run is not None}
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    return run_many(
-        recipes,
-        folder,
-        data_dir=settings.data,
-        at_once=settings.at_once or (8 if settings.gpu else 1),
-        minutes=settings.minutes,
-        take_over=settings.take_over,
-        say=lambda sentence: console.print(sentence, markup=False),
-    )
+    at_once = settings.at_once or (8 if settings.gpu else 1)
+    began = time.perf_counter()
+    try:
+        return run_many(
+            recipes,
+            folder,
+            data_dir=settings.data,
+            at_once=at_once,
+            minutes=settings.minutes,
+            whole_runs=settings.whole_runs,
+            results_only=settings.results_only,
+            take_over=settings.take_over,
+            say=lambda sentence: console.print(sentence, markup=False),
+        )
+    finally:
+        call = {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "device": torch.cuda.get_device_name() if settings.gpu else "CPU",
+            "at_once": at_once,
+            "seconds": round(time.perf_counter() - began, 1),
+        }
+        if folder.is_dir():
+            with (folder / "calls.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(call) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Of what a result depends on, and the device."""
+    found = {"unskip": __version__, "python": sys.version.split()[0]}
+    found |= {name: version(name) for name in ("torch", "torchvision", "timm", "accelerate")}
+    return {**found, "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +181,13 @@ def summary(runs: Sequence[Finished]) -> Summary:
     )
 
 
+def mean(values: Sequence[float | None], digits: int = 2) -> str:
+    """Mean ± standard deviation of the numbers among the values, as text; '' where there are none."""
+    known = [value for value in values if value is not None]
+    spread = f" ± {statistics.stdev(known):.{digits}f}" if len(known) > 1 else ""
+    return f"{statistics.fmean(known):.{digits}f}{spread}" if known else ""
+
+
 @dataclass(frozen=True)
 class TrainedTable:
     """The rows of a table and their finished runs."""
@@ -172,6 +210,15 @@ class TrainedTable:
         printed = [error for error in (rows[less].error, rows[more].error) if isinstance(error, int | float)]
         paper = f"paper {printed[0] - printed[1]:+.2f}, " if len(printed) == 2 else ""
         return f"{words}: {paper}ours {ours - other:+.2f} points."
+
+    def validation(self) -> list[str]:
+        """A table of the rows that hold training images out: what they are compared by."""
+        lines = ["| row | validation loss | validation error % |", "|---|---:|---:|"]
+        for row in self.rows:
+            runs = self.runs.get(row.name, ())
+            loss, error = mean([run.val_loss for run in runs], 4), mean([run.val_error for run in runs])
+            lines += [f"| {row.label} | {loss} | {error} |"] if loss else []
+        return lines if len(lines) > 2 else []
 
     def markdown(self) -> list[str]:
         """Paper and ours side by side."""
@@ -202,9 +249,7 @@ class TrainedTable:
         if settings.dataset not in datasets:
             about.append(f"The paper's numbers are of {' and '.join(datasets)}: don't compare ours with them.")
         seconds = sum(run.seconds for runs in self.runs.values() for run in runs)
-        versions = {"unskip": __version__, "python": sys.version.split()[0]}
-        versions |= {name: version(name) for name in ("torch", "torchvision", "timm", "accelerate")}
-        versions["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        about_run = versions()
         readme = [
             *about,
             "",
@@ -214,7 +259,7 @@ class TrainedTable:
             "",
             "## How",
             f"`unskip reproduce {self.name} {flags(settings)}`: {seconds:.0f} s of training in all. "
-            f"{', '.join(f'{key} {value}' for key, value in versions.items())}.",
+            f"{', '.join(f'{key} {value}' for key, value in about_run.items())}.",
             "",
             "`results.json` has every run with its epochs. Where the rows' recipes differ from the defaults of "
             "`unskip.train.Recipe`, for seed 0:",
@@ -229,7 +274,7 @@ class TrainedTable:
             rows[row.name] = {**numbers, "runs": [asdict(run) for run in runs], **ours}
         return Outcome(
             lines=(*table, *about, *findings),
-            numbers={"rows": rows, "versions": versions},
+            numbers={"rows": rows, "versions": about_run},
             readme=tuple(readme),
             figure=figure,
         )
@@ -244,9 +289,9 @@ def train_table(name: str, settings: Trained, rows: Sequence[Row], folder: Path)
         for row in rows
         if row.recipe is not None
     }
-    finished = train(recipes, settings, folder / "runs")
+    done = train(recipes, settings, folder / "runs")
     runs = {
-        row.name: [finished[f"{row.name}_s{seed}"] for seed in range(settings.seeds)]
+        row.name: [run for seed in range(settings.seeds) if (run := done.get(f"{row.name}_s{seed}")) is not None]
         for row in rows
         if row.recipe is not None
     }
@@ -255,9 +300,14 @@ def train_table(name: str, settings: Trained, rows: Sequence[Row], folder: Path)
 
 def flags(settings: Trained) -> str:
     """The options of the command that has these settings; the user's folder is written as DIR."""
-    given = {key: value for key, value in asdict(settings).items() if value not in (None, "") and value is not False}
-    words = {key: "" if value is True else f" {'DIR' if key == 'data' else value}" for key, value in given.items()}
-    return " ".join(f"--{key.replace('_', '-')}{value}" for key, value in words.items())
+    words = []
+    for each in fields(settings):
+        value, option = getattr(settings, each.name), each.name.replace("_", "-")
+        if isinstance(value, bool):
+            words += [f"--{option}" if value else f"--no-{option}"] if value is not each.default else []
+        elif value not in (None, ""):
+            words.append(f"--{option} {'DIR' if each.name == 'data' else value}")
+    return " ".join(words)
 
 
 def changes(recipe: Recipe) -> str:

@@ -1,7 +1,9 @@
 """Shipping: exact rewriting of trained networks, and the proof that the function stayed the same."""
 
 from unskip.ship.convert import Conversion, convert
+from unskip.ship.equalize import equalize
 from unskip.ship.export import Exported, export
+from unskip.ship.fake_quant import FakeQuantized, fake_quantized
 from unskip.ship.fold import Folding, fold
 from unskip.ship.int8 import Accuracy, LayerNoise, Quantized, quantize
 from unskip.ship.prune import Pruning, prune
@@ -13,13 +15,16 @@ __all__ = [
     "Conversion",
     "Error",
     "Exported",
+    "FakeQuantized",
     "Folding",
     "LayerCheck",
     "LayerNoise",
     "Pruning",
     "Quantized",
     "convert",
+    "equalize",
     "export",
+    "fake_quantized",
     "fold",
     "prune",
     "quantize",

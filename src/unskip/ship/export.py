@@ -2,10 +2,9 @@
 
 `.onnx` is written by PyTorch's exporter on top of torch.export, `.pt2` by torch.export itself. Either is read back from
 the disk and run, ONNX by onnxruntime, on the example and on fresh inputs in two more batch sizes, before it gets its
-name. A weight that several layers share is in the file once.
+name. A weight that several layers share is in the file once. Devices' own formats are in ship/targets.
 """
 
-import copy
 import importlib
 import io
 import json
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,10 @@ from unskip.methods.registry import method_name
 from unskip.surgery.proof import refuse_training
 from unskip.surgery.verify import TOLERANCE, difference, in_words
 
-Format = Literal["onnx", "pt2"]
+if TYPE_CHECKING:
+    from unskip.ship.targets import Target
+
+Format = Literal["onnx", "pt2", "hls4ml", "tflite", "executorch"]
 Run = Callable[[Tensor], Tensor]
 # How a file with this metadata is written, how its bytes are run, and how many numbers it stores.
 Written = tuple[Callable[[dict[str, str]], bytes], Callable[[bytes], Run], int]
@@ -60,8 +62,14 @@ class Exported:
         kind = "torch.export" if self.opset is None else f"ONNX, opset {self.opset}"
         return (
             f"{self.path}: {kind}, {self.weights:,} weights, {self.bytes:,} bytes. Run on batches of "
-            f"{', '.join(map(str, self.batches))}, it is the network's function to a relative error of "
-            f"{self.error:.1e} (float32 alone: {self.rounding:.1e})."
+            f"{', '.join(map(str, self.batches))}, {self.agreement}."
+        )
+
+    @property
+    def agreement(self) -> str:
+        """How far the file and the network agree, in words."""
+        return (
+            f"it is the network's function to a relative error of {self.error:.1e} (float32 alone: {self.rounding:.1e})"
         )
 
 
@@ -70,18 +78,23 @@ def export(
     path: str | Path,
     *,
     example: Tensor,
+    target: "str | Target | None" = None,
     opset: int = OPSET,
     metadata: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> Exported:
-    """Writes a network as ONNX (`.onnx`) or torch.export (`.pt2`) and checks the file by running it.
+    """Writes a network as ONNX (`.onnx`) or torch.export (`.pt2`), or for a target, and checks it by running it.
 
-    The batch is free, the rest of the shape is the example's. The file is for a network on the CPU.
+    The batch is free, the rest of the shape is the example's. The file is for a network on the CPU. A file for a target
+    takes one input at a time.
 
     Args:
         model: in eval mode; fold it first for a graph of plain layers.
-        path: of the file; its ending decides the format.
+        path: of the file; its ending decides the format. For the target hls4ml a folder.
         example: a batch of inputs.
+        target: 'hls4ml', 'qonnx', 'tflite' or 'executorch', or one with settings,
+            `unskip.ship.targets.Hls4ml(precision="ap_fixed<28,10>")`. With a path that ends in .onnx, the file is ONNX
+            that the target's tools read in an environment of their own. None and 'onnx' are ONNX for any runtime.
         opset: of ONNX.
         metadata: what else the file is to say, for instance how inputs are normalised.
         force: whether a file that is there may be replaced.
@@ -93,23 +106,24 @@ def export(
         ValueError: something that was given is wrong, or the file would not be the network's function; then there is
             no file, or still the old one.
     """
-    kind = _check_path(path)
     if isinstance(opset, bool) or not isinstance(opset, int):
         raise ValueError(f"export: opset={opset!r} must be a whole number, for instance {OPSET}.")
-    model = _on_cpu(model)
-    example = _check_example(model, example)
+    if target not in (None, "onnx"):
+        from unskip.ship.targets import export_for
+
+        return export_for(target, model, path, example=example, opset=opset, metadata=metadata, force=force)
+    kind = _check_path(path, target)
+    model = on_cpu(model)
+    example = check_example(model, example)
     if kind == "onnx":
         need_onnx("export")
-        if example.dtype != torch.float32:
-            raise ValueError(
-                f"export: the network is in {example.dtype}, and onnxruntime computes in float32: call .float() first."
-            )
+        need_float32(example)
     path = Path(path).expanduser()
     check_free(path, command="export", argument="path", force=force, overwrite="force=True")
 
-    about = _about(model, example) | _check_metadata(metadata or {}) | ({"opset": str(opset)} if kind == "onnx" else {})
-    references = _references(model, example)
-    program = _traced(model, example)
+    about = describe(model, example, metadata) | ({"opset": str(opset)} if kind == "onnx" else {})
+    references = references_of(model, example)
+    program = traced(model, example)
     save, load, weights = _as_onnx(program, opset) if kind == "onnx" else _as_pt2(program)
     error = references.check(load(save(about)), path)
     batches = ", ".join(map(str, references.batches))
@@ -134,14 +148,22 @@ def export(
 # ---------------------------------------------------------------- what was given
 
 
-def _check_path(path: str | Path) -> Format:
+def _check_path(path: str | Path, target: str | None) -> Format:
     suffix = Path(path).suffix.lower().removeprefix(".")
-    if suffix not in get_args(Format):
+    if suffix not in ("onnx", "pt2") or (target == "onnx" and suffix != "onnx"):
         raise ValueError(
             f"export: path={str(path)!r} must end in .onnx (for onnxruntime, TensorRT, OpenVINO, ...) or .pt2 "
-            "(torch.export)."
+            "(torch.export); other files need a target, for instance target='tflite'."
         )
     return suffix  # type: ignore[return-value]
+
+
+def need_float32(example: Tensor) -> None:
+    """Refuses a network in another dtype, which runtimes compute in float32."""
+    if example.dtype != torch.float32:
+        raise ValueError(
+            f"export: the network is in {example.dtype}, and onnxruntime computes in float32: call .float() first."
+        )
 
 
 def need_onnx(command: str) -> None:
@@ -159,8 +181,8 @@ def need_onnx(command: str) -> None:
         )
 
 
-def _on_cpu(model: nn.Module) -> nn.Module:
-    """A copy to work on."""
+def on_cpu(model: nn.Module) -> nn.Module:
+    """A copy of the network to work on."""
     model = checked_model("export", model)
     refuse_training("export", model)
     if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
@@ -168,7 +190,7 @@ def _on_cpu(model: nn.Module) -> nn.Module:
     return copied("export", model).to("cpu").to(memory_format=torch.contiguous_format)
 
 
-def _check_example(model: nn.Module, example: Tensor) -> Tensor:
+def check_example(model: nn.Module, example: Tensor) -> Tensor:
     """The example in the network's dtype, if the network takes it."""
     if not isinstance(example, Tensor) or not example.is_floating_point() or example.dim() < 2 or not len(example):
         raise ValueError(
@@ -198,7 +220,7 @@ def _check_example(model: nn.Module, example: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _References:
+class References:
     """Inputs, and what the network makes of them."""
 
     inputs: list[Tensor]
@@ -226,8 +248,8 @@ class _References:
 
 
 @torch.no_grad()
-def _references(model: nn.Module, example: Tensor) -> _References:
-    """On the example, and on fresh inputs: one alone, and one more than the example has."""
+def references_of(model: nn.Module, example: Tensor) -> References:
+    """What the network makes of the example, and of fresh inputs: one alone, and one more than the example has."""
     generator = torch.Generator().manual_seed(0)
     inputs = [example]
     for n in (1, len(example) + 1):
@@ -235,21 +257,29 @@ def _references(model: nn.Module, example: Tensor) -> _References:
     outputs = [model(x.clone()) for x in inputs]
     if not all(torch.isfinite(y).all() for y in outputs):
         raise ValueError("export: the network's output is not finite, so there is nothing to check a file by.")
-    exact = copy.deepcopy(model).double()
-    rounding = max(difference(exact(x.double()), y.double()).relative for x, y in zip(inputs, outputs, strict=True))
-    return _References(inputs, outputs, rounding)
+    exact = copied("export", model).double()
+    try:
+        rounding = max(difference(exact(x.double()), y.double()).relative for x, y in zip(inputs, outputs, strict=True))
+    except RUN_ERRORS as error:
+        raise ValueError(
+            f"export: a copy of {type(model).__name__} in float64 can't run: {reason(error)}. A forward that was set "
+            "on an instance belongs to the original; put it into a class."
+        ) from error
+    return References(inputs, outputs, rounding)
 
 
-def _traced(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+def traced(model: nn.Module, example: Tensor, *, free: bool = True) -> torch.export.ExportedProgram:
+    """The network as torch.export sees it, with a free batch or for one input at a time."""
     # One input alone would be taken for a batch that is always one.
-    example = example if len(example) > 1 else torch.cat([example, example])
-    free = {0: torch.export.Dim(BATCH, min=1)}
+    example = example[:1] if not free else example if len(example) > 1 else torch.cat([example, example])
+    shapes = ({0: torch.export.Dim(BATCH, min=1)},) if free else None
     try:
         with quiet(), torch.no_grad():
-            program = torch.export.export(model, (example.clone(),), dynamic_shapes=(free,))
+            program = torch.export.export(model, (example.clone(),), dynamic_shapes=shapes)
     except Exception as error:  # torch.export has errors of many kinds
         raise ValueError(
-            f"export: torch.export can't follow {type(model).__name__} with a free batch: {reason(error)}."
+            f"export: torch.export can't follow {type(model).__name__}{' with a free batch' if free else ''}: "
+            f"{reason(error)}."
         ) from error
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of the machine that it was made on
@@ -272,7 +302,8 @@ def quiet() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def _about(model: nn.Module, example: Tensor) -> dict[str, str]:
+def describe(model: nn.Module, example: Tensor, metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """What a file says of its network, and what the user adds to it."""
     about = {"unskip": __version__, "torch": torch.__version__, "network": type(model).__name__}
     surgery, folding = getattr(model, "surgery", None), getattr(model, "folding", None)
     if surgery is not None:
@@ -280,7 +311,7 @@ def _about(model: nn.Module, example: Tensor) -> dict[str, str]:
     if folding is not None:
         about |= {"form": folding.form, "fold error": f"{folding.exact:.1e}"}
     about["input"] = f"{BATCH} x {' x '.join(map(str, example.shape[1:]))}, {str(example.dtype).removeprefix('torch.')}"
-    return about
+    return about | _check_metadata(metadata or {})
 
 
 def _check_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
@@ -312,7 +343,7 @@ def _as_pt2(program: torch.export.ExportedProgram) -> Written:
 
 
 def _as_onnx(program: torch.export.ExportedProgram, opset: int) -> Written:
-    model = _onnx_model(program, opset)
+    model = onnx_model(program, opset)
 
     def save(metadata: dict[str, str]) -> bytes:
         set_metadata(model, metadata)
@@ -321,8 +352,8 @@ def _as_onnx(program: torch.export.ExportedProgram, opset: int) -> Written:
     return save, onnx_runner, stored_weights(model)
 
 
-def _onnx_model(program: torch.export.ExportedProgram, opset: int) -> Any:
-    """The graph with constants computed, but for what would store a shared weight twice."""
+def onnx_model(program: torch.export.ExportedProgram, opset: int) -> Any:
+    """The ONNX graph of a program with constants computed, but for what would store a shared weight twice."""
     import onnxscript
 
     try:

@@ -24,7 +24,7 @@ from unskip.methods.spec import DROPOUTS, NORMS, Conv, is_activation, is_batch_n
 from unskip.methods.stack import absorb
 from unskip.surgery import find_blocks
 from unskip.surgery.proof import find_example, hidden_decisions, in_float64, proven
-from unskip.surgery.readers.transformer import SKIP_FREE
+from unskip.surgery.readers.transformer import SkipFreeBlock
 from unskip.surgery.tracing import ADDITIONS, TraceStep, trace
 from unskip.surgery.verify import Check
 
@@ -80,7 +80,7 @@ def fold(model: nn.Module, form: Form = "dense", *, example: Tensor | None = Non
         raise ValueError(f"fold: form={form!r} must be 'dense' or 'fast'.")
     original = in_float64("fold", model)
     x = find_example("fold", original, example)
-    transformer = any(isinstance(module, tuple(SKIP_FREE.values())) for module in original.modules())
+    transformer = any(isinstance(module, SkipFreeBlock) for module in original.modules())
     _refuse_skips(original)
     if not transformer and (why := hidden_decisions(original)):
         raise Refusal(type(original).__name__, why)
@@ -90,7 +90,7 @@ def fold(model: nn.Module, form: Form = "dense", *, example: Tensor | None = Non
             raise Refusal(path, f"({kind}) depends on its input when the network runs, so no layer can absorb it.")
 
     fast = form == "fast"
-    folded = stacked(original, fast=fast, dense=_read_by_norms(original, x) if fast else ())
+    folded = stacked(original, fast=fast, dense=_read_by_norms(original, x) if fast else (), command="fold")
     if not transformer:
         folded = _without_chance(folded)
     folded = absorb_norms(folded, x)
@@ -105,8 +105,8 @@ def fold(model: nn.Module, form: Form = "dense", *, example: Tensor | None = Non
     return folded
 
 
-def _refuse_skips(model: nn.Module) -> None:
-    """Names the first block with a skip connection of its own."""
+def blocks_with_skips(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Path and module of every block that keeps a skip connection of its own."""
     kept = [(path, module) for path, module in model.named_modules() if getattr(module, "keeps_skip", False)]
     for path, block, reader in find_blocks(model):
         try:
@@ -114,7 +114,12 @@ def _refuse_skips(model: nn.Module) -> None:
                 kept.append((path, block))
         except Unsupported:
             kept.append((path, block))
-    for path, block in kept:
+    return kept
+
+
+def _refuse_skips(model: nn.Module) -> None:
+    """Names the first block with a skip connection of its own."""
+    for path, block in blocks_with_skips(model):
         rm = "train one that unskip.plainify has made, or remove its skips exactly with unskip.plainify(model, 'rm')"
         remedy = getattr(block, "skip_remedy", rm)
         raise Refusal(
@@ -309,6 +314,8 @@ def _refuse_leftovers(steps: list[TraceStep]) -> None:
             continue
         if getattr(module, "is_activation", False) or hasattr(module, "to_fast"):
             continue
+        if step.function == "pad" and behaves_as(module, nn.ZeroPad2d):
+            continue  # zeros on one side, which PyTorch's convolutions can't add themselves
         if len(step.sources) > 1 and step.function in ADDITIONS:
             raise Refusal(step.where, f"({type(module).__name__}) adds two tensors: it keeps a skip connection.")
         raise Refusal(

@@ -4,6 +4,9 @@ Post-training static quantisation by onnxruntime. What comes out is an ordinary 
 DequantizeLinear around its layers, which onnxruntime, TensorRT, OpenVINO and the compilers for small devices read;
 torchao's is a PyTorch program that is fast where its compiler runs. Weights have a scale for each output channel.
 
+Before that, hidden channels are brought to like ranges and biases take back what rounding shifts the mean by, each
+where the measured error of the output falls (`unskip.ship.equalize`).
+
 They have 7 bits unless 8 are asked for. A CPU without VNNI adds two products of 8 by 8 bits in 16, which overflows
 silently; the file can't know on which CPU it will run, and one bit of the weights costs less (docs/ship.md).
 """
@@ -20,10 +23,17 @@ import torch
 from torch import Tensor, nn
 
 from unskip._core.files import check_free, write_atomically
+from unskip._core.modules import checked_model, copied
+from unskip.ship.equalize import bias_shifts, output_sqnr, shifted
+from unskip.ship.equalize import equalize as equalize_channels
 from unskip.ship.export import INPUT, OPSET, SCOPES, Run, export, need_onnx, onnx_runner, quiet, set_metadata
+from unskip.ship.fake_quant import FakeQuantized, decibel, weighted_layers, without_fake_quant
+from unskip.ship.fold import Refusal, absorb_norms
+from unskip.surgery.proof import in_float64
 from unskip.surgery.verify import in_words
 
 Bits = Literal[7, 8]
+Equalize = Literal["auto"] | bool
 Batches = Tensor | Iterable[Any]  # a tensor, or batches of a loader: tensors, or tuples that begin with one
 Labelled = tuple[Tensor, Tensor] | Iterable[Any]  # images and classes, or batches of both
 
@@ -32,6 +42,8 @@ COMPARED = 128  # calibration inputs that layers are compared on, at most
 PIXELS = 2**20  # numbers in these inputs, at most: what all layers write is held in memory, twice
 LIMIT = 0.5  # points of accuracy
 LAYERS = ("Conv", "Gemm", "MatMul")
+DEQUANTIZED = "_DequantizeLinear_Output"  # how onnxruntime calls a weight behind its scale
+AVERAGES = ("AveragePool", "GlobalAveragePool")  # onnxruntime would round them with the scale of what they average
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +63,7 @@ class Accuracy:
     before: float | None  # percent right, None without labels
     after: float | None
     agreement: float  # percent of the answers that are the same from both; of a classifier one for each input
+    sqnr: float  # dB, of all outputs
 
     @property
     def loss(self) -> float:
@@ -72,6 +85,9 @@ class Quantized:
     bytes_before: int  # of the float network as ONNX
     bytes_after: int
     metadata: dict[str, str]  # as the file holds it
+    equalized: bool  # whether hidden channels were brought to like ranges, which raised the output's ratio
+    corrected: bool  # whether biases were shifted, likewise
+    residual: Accuracy | None = None  # of the residual network in 8 bits, made in the same way, where it was given
 
     def __str__(self) -> str:
         a = self.accuracy
@@ -86,6 +102,8 @@ class Quantized:
             )
         else:
             lines.append(f"The same answer as before for {a.agreement:.2f} % of {a.inputs:,} inputs (no labels given).")
+        if self.residual is not None:
+            lines += ["", *_side_by_side(a, self.residual)]
         lines += ["", f"{'layer':<40}{'weights, dB':>13}{'output, dB':>13}"]
         for layer in self.layers:
             output = "" if layer.output is None else f"{layer.output:.1f}"
@@ -100,6 +118,9 @@ def quantize(
     calibrate: Batches,
     test: Labelled | None = None,
     bits: Bits = 7,
+    equalize: Equalize = "auto",
+    per_channel: bool = True,
+    residual: nn.Module | None = None,
     limit: float = LIMIT,
     opset: int = OPSET,
     metadata: Mapping[str, str] | None = None,
@@ -108,13 +129,19 @@ def quantize(
     """Writes a network as ONNX in 8 bits.
 
     Args:
-        model: in eval mode, in float32; fold it first.
+        model: in eval mode, in float32; fold it first. One of `unskip.ship.fake_quantized` keeps its ranges.
         path: of the file, `.onnx`.
         calibrate: inputs like those that the network will see, some hundreds: a tensor, or batches of a loader. From
             the training set, so that `test` stays unseen.
         test: inputs and their classes, as two tensors or in batches, for the accuracy before and after. Without it the
             answers of both are compared on the calibration data.
         bits: of the weights; 8 is for CPUs with VNNI, for ARM and for accelerators.
+        equalize: whether hidden channels are brought to like ranges (`unskip.ship.equalize`); 'auto' does so where
+            the output's error on the calibration data falls.
+        per_channel: whether weights have a scale for each output channel; False is for targets that take one for each
+            layer, for which nothing is equalised.
+        residual: the network that `model` was made of, in eval mode, to be quantised in the same way and shown beside
+            it; no file is kept.
         limit: points of accuracy that may be lost; without `test`, percent of answers that may change.
         opset: of ONNX.
         metadata: what else the file is to say.
@@ -138,29 +165,37 @@ def quantize(
         raise ValueError(
             f"quantize: test={test!r} must be inputs and their classes, as two tensors or in batches of both."
         )
+    if equalize not in ("auto", True, False):
+        raise ValueError(f"quantize: equalize={equalize!r} must be 'auto', True or False.")
+    if equalize is True and not per_channel:
+        raise ValueError(
+            "quantize: equalize=True does harm with per_channel=False, one scale for a whole layer; leave one out."
+        )
     need_onnx("quantize")
     check_free(path, command="quantize", argument="path", force=force, overwrite="force=True")
     inputs = _inputs(calibrate)
-    chunks = inputs.split(CHUNK)
     pairs: Iterable[tuple[Tensor, Tensor | None]] = (
-        ((x, None) for x in chunks) if test is None else _pairs(test, inputs.shape[1:])
+        ((x, None) for x in inputs.split(CHUNK)) if test is None else _pairs(test, inputs.shape[1:])
     )
-    if isinstance(test, list | tuple):
+    if isinstance(test, list | tuple) or (residual is not None and test is not None):
         pairs = list(pairs)  # what is wrong with them is said before the work; a loader may be too large for that
 
     with tempfile.TemporaryDirectory() as folder:
-        float_file, int8_file = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
-        exported = export(model, float_file, example=chunks[0], opset=opset, metadata=metadata)
-        with quiet():
-            _quantize_file(float_file, int8_file, chunks, bits)
-        runs = [onnx_runner(file.read_bytes()) for file in (float_file, int8_file)]
-        accuracy = _compare(runs, pairs)
-        compared = max(1, min(COMPARED, PIXELS // inputs[0].numel()))
-        layers = _layer_noise(float_file, int8_file, inputs[:compared])
-        data, said = _with_metadata(int8_file, exported.metadata, accuracy, bits, len(inputs))
+        how = _How(bits=bits, equalize=equalize if per_channel else False, per_channel=per_channel, opset=opset)
+        made = _make(model, inputs, how, Path(folder), metadata)
+        accuracy = _compare(made.runs(), pairs)
+        layers = _layer_noise(made.float_file, made.int8_file, inputs[: _few(inputs)])
+        data, said = _with_metadata(made, accuracy, how, len(inputs))
+        beside = None
+        if residual is not None:
+            (Path(folder) / "residual").mkdir()
+            again = ((x, None) for x in inputs.split(CHUNK)) if test is None else pairs
+            other = _make(_without_norms(residual, inputs), inputs, how, Path(folder) / "residual", None)
+            beside = _compare(other.runs(), again)
         result = Quantized(
             path=str(path), bits=bits, calibrated=len(inputs), accuracy=accuracy, layers=layers,
-            bytes_before=exported.bytes, bytes_after=len(data), metadata=said,
+            bytes_before=made.float_file.stat().st_size, bytes_after=len(data), metadata=said, equalized=made.equalized,
+            corrected=made.corrected, residual=beside,
         )  # fmt: skip
     if not accuracy.loss <= limit:
         what = "points of accuracy would be lost" if accuracy.before is not None else "% of the answers would change"
@@ -171,6 +206,90 @@ def quantize(
         )
     write_atomically(path, lambda file: file.write(data), command="quantize")
     return result
+
+
+@dataclass(frozen=True)
+class _How:
+    bits: Bits
+    equalize: Equalize
+    per_channel: bool
+    opset: int
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A float file, and one in 8 bits."""
+
+    float_file: Path  # of the equalised network, which is the same function
+    int8_file: Path
+    equalized: bool
+    corrected: bool
+    metadata: dict[str, str]
+
+    def runs(self) -> list[Run]:
+        return [onnx_runner(file.read_bytes()) for file in (self.float_file, self.int8_file)]
+
+
+@torch.no_grad()
+def _make(model: nn.Module, inputs: Tensor, how: _How, folder: Path, metadata: Mapping[str, str] | None) -> _Made:
+    """Prepares a network where that lowers the error of its output, and writes it in float and in 8 bits."""
+    float_file, int8_file = folder / "float.onnx", folder / "int8.onnx"
+    trained = {path: layer for path, layer in model.named_modules() if isinstance(layer, FakeQuantized)}
+    for path, layer in trained.items():
+        if layer.bits != how.bits:
+            raise ValueError(
+                f"quantize: bits={how.bits}, and the network was trained with weights of {layer.bits} bits ({path}); "
+                f"give bits={layer.bits}."
+            )
+    if trained:
+        model = without_fake_quant(model)
+    exported = export(model, float_file, example=inputs[:CHUNK], opset=how.opset, metadata=metadata)
+    few = inputs[: _few(inputs)]
+    equalized = corrected = False
+    ready = float_file
+    if not trained and any(weighted_layers(model)):
+        model = copied("quantize", model).to("cpu")
+        exact = model(few.clone())
+        kinds = {"auto": (False, True), True: (True,), False: (False,)}[how.equalize]
+        found: dict[tuple[bool, bool], tuple[float, nn.Module]] = {}
+        for alike in kinds:
+            same = equalize_channels(model, few) if alike else model
+            for network, shift in ((same, False), (shifted(same, bias_shifts(same, few, how.bits)), True)):
+                found[alike, shift] = output_sqnr(network, few, how.bits, exact), network
+        equalized, corrected = max(found, key=lambda way: found[way][0])
+        for file, way in ((float_file, (equalized, False)), (folder / "corrected.onnx", (equalized, corrected))):
+            if any(way):
+                file.unlink(missing_ok=True)
+                ready = file
+                export(found[way][1], file, example=inputs[:CHUNK], opset=how.opset, metadata=metadata)
+    with quiet():
+        _quantize_file(ready, int8_file, inputs, how, {})
+        if trained:
+            _quantize_file(ready, int8_file, inputs, how, _ranges(int8_file, trained))
+    return _Made(float_file, int8_file, equalized, corrected, exported.metadata)
+
+
+def _few(inputs: Tensor) -> int:
+    """How many calibration inputs layers are compared on."""
+    return max(1, min(COMPARED, PIXELS // inputs[0].numel()))
+
+
+def _without_norms(residual: nn.Module, inputs: Tensor) -> nn.Module:
+    """The residual network with its norms in its convolutions, as every runtime has it."""
+    residual = checked_model("quantize", residual)
+    try:
+        return absorb_norms(in_float64("quantize", residual), inputs[:2].double()).eval().float()
+    except Refusal:
+        return residual
+
+
+def _side_by_side(plain: Accuracy, residual: Accuracy) -> list[str]:
+    rows = [f"{'':<24}{'float':>12}{'residual INT8':>16}{'plain INT8':>14}"]
+    if plain.before is not None:
+        rows.append(f"{'accuracy, %':<24}{plain.before:>12.2f}{residual.after:>16.2f}{plain.after:>14.2f}")
+    rows.append(f"{'same answer, %':<24}{'':>12}{residual.agreement:>16.2f}{plain.agreement:>14.2f}")
+    rows.append(f"{'output, dB':<24}{'':>12}{residual.sqnr:>16.1f}{plain.sqnr:>14.1f}")
+    return rows
 
 
 def _inputs_in_words(count: int) -> str:
@@ -229,6 +348,7 @@ def _pairs(test: Labelled, shape: torch.Size) -> Iterator[tuple[Tensor, Tensor]]
 def _compare(runs: Sequence[Run], batches: Iterable[tuple[Tensor, Tensor | None]]) -> Accuracy:
     total = same = answers = 0  # a network that answers for each pixel has more answers than inputs
     right = [0, 0]
+    signal = noise = 0.0
     labelled = False
     for x, labels in batches:
         outputs = [run(x.contiguous()) for run in runs]
@@ -245,6 +365,8 @@ def _compare(runs: Sequence[Run], batches: Iterable[tuple[Tensor, Tensor | None]
                 f"quantize: test has classes from {labels.min()} to {labels.max()}, and the network knows {classes}, "
                 f"from 0 to {classes - 1}."
             )
+        signal += float(outputs[0].double().square().sum())
+        noise += float((outputs[1] - outputs[0]).double().square().sum())
         before, after = (y.argmax(1) for y in outputs)
         total += len(x)
         same += int((before == after).sum())
@@ -255,28 +377,56 @@ def _compare(runs: Sequence[Run], batches: Iterable[tuple[Tensor, Tensor | None]
     if not total:
         raise ValueError("quantize: test has no inputs.")
     shares = [100 * n / total if labelled else None for n in right]
-    return Accuracy(inputs=total, before=shares[0], after=shares[1], agreement=100 * same / answers)
+    agreement, ratio = 100 * same / answers, decibel(signal, noise)
+    return Accuracy(inputs=total, before=shares[0], after=shares[1], agreement=agreement, sqnr=ratio)
 
 
 # ---------------------------------------------------------------- onnxruntime's part
 
 
-def _quantize_file(float_file: Path, int8_file: Path, chunks: Sequence[Tensor], bits: Bits) -> None:
+def _quantize_file(
+    float_file: Path, int8_file: Path, inputs: Tensor, how: _How, ranges: Mapping[str, FakeQuantized]
+) -> None:
+    """Writes a float file in 8 bits. `ranges` has the tensors that are rounded as a layer does which has trained so."""
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.registry import QDQRegistry
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     # Shapes of all tensors, in place: what follows reads them, and the names stay as they are.
     quant_pre_process(str(float_file), str(float_file), skip_optimization=True, skip_symbolic_shape=True)
+    overrides = {
+        name: [{
+            "quant_type": QuantType.QUInt8, "scale": np.float32(layer.scale), "zero_point": np.uint8(layer.zero_point)
+        }]
+        for name, layer in ranges.items()
+    }  # fmt: skip
     quantize_static(
         str(float_file),
         str(int8_file),
-        _reader(chunks),
+        _reader(inputs.split(CHUNK)),
         quant_format=QuantFormat.QDQ,
-        per_channel=True,
-        reduce_range=bits == 7,
+        op_types_to_quantize=[name for name in QDQRegistry if name not in AVERAGES],
+        per_channel=how.per_channel,
+        reduce_range=how.bits == 7,
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
+        extra_options={"TensorQuantOverrides": overrides},
     )
+
+
+def _ranges(int8_file: Path, trained: Mapping[str, FakeQuantized]) -> dict[str, FakeQuantized]:
+    """The tensors of a file whose scale decides how these layers read."""
+    import onnx
+
+    graph = onnx.load(int8_file).graph
+    writers = {name: node for node in graph.node for name in node.output}
+    ranges = {}
+    for node in graph.node:
+        layer = trained.get(_layer_path(node)) if node.op_type in LAYERS else None
+        if layer is not None:
+            scale = writers[node.input[0]].input[1]
+            ranges[scale.removesuffix("_scale")] = layer
+    return ranges
 
 
 def _reader(chunks: Sequence[Tensor]) -> Any:
@@ -329,28 +479,29 @@ def _layer_noise(float_file: Path, int8_file: Path, inputs: Tensor) -> tuple[Lay
 
 def _layer_path(node: Any) -> str:
     """The path of the layer that a node comes from: its weight is named after it, or the exporter has noted it."""
-    weight = node.input[1]
+    weight = node.input[1].removesuffix(DEQUANTIZED)
     if weight.endswith(".weight"):
         return weight.removesuffix(".weight")
     scopes = (entry.value for entry in node.metadata_props if entry.key == SCOPES)
     return next((ast.literal_eval(value)[-2] for value in scopes), weight)
 
 
-def _with_metadata(
-    file: Path, metadata: dict[str, str], accuracy: Accuracy, bits: Bits, calibrated: int
-) -> tuple[bytes, dict[str, str]]:
+def _with_metadata(made: _Made, accuracy: Accuracy, how: _How, calibrated: int) -> tuple[bytes, dict[str, str]]:
     """The file with what it is and what it costs, and that as a dict."""
     import onnx
     import onnxruntime
 
+    steps = [word for word, done in (("equalised", made.equalized), ("biases corrected", made.corrected)) if done]
+    each = "for each channel" if how.per_channel else "for each layer"
+    kind = ", ".join(["static", "QDQ", f"weights of {how.bits} bits {each}", *steps])
     said = {
-        **metadata,
-        "int8": f"static, QDQ, weights of {bits} bits for each channel, onnxruntime {onnxruntime.__version__}",
+        **made.metadata,
+        "int8": f"{kind}, onnxruntime {onnxruntime.__version__}",
         "calibrated on": _inputs_in_words(calibrated),
         "int8 agreement": f"{accuracy.agreement:.2f} % of {accuracy.inputs}",
     }
     if accuracy.before is not None:
         said["int8 accuracy"] = f"{accuracy.after:.2f} %, {accuracy.before:.2f} % before, of {accuracy.inputs}"
-    model = onnx.load(file)
+    model = onnx.load(made.int8_file)
     set_metadata(model, said)
     return model.SerializeToString(), said

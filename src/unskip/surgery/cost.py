@@ -1,23 +1,23 @@
 """Parameters, multiply-accumulates and activation memory of a network, counted on the meta device."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, overload
 
 import torch
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils.flop_counter import FlopCounterMode
 
 from unskip._core.errors import RUN_ERRORS, reason
-from unskip._core.modules import copied
+from unskip._core.modules import checked_model, copied
 from unskip.methods.rm import BesideNorm
 from unskip.methods.stack import replaced
+from unskip.surgery.memory import MemoryPlan, MemoryPlans, Recorder
 
-SIDE = 224  # pixels of an image, where neither example nor model tell
+SIDES = (32, 224, 64, 28)  # px of images that a network of unknown input size is tried on, CIFAR's first
+STEPS = 32  # of a sequence, likewise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +81,13 @@ def on_meta(model: nn.Module) -> nn.Module:
     return copied("cost", model, memo)
 
 
-def input_shape(model: nn.Module, example: Tensor | None) -> tuple[int, ...]:
-    """The shape of one input: of the example, or as the model's attributes tell, or an image of 224 px."""
+def input_shape(model: nn.Module, example: Tensor | None, command: str = "cost") -> tuple[int, ...]:
+    """The shape of one input: of the example, or as the model's attributes tell, or as its first layer suggests."""
     if example is not None:
         if not isinstance(example, Tensor) or example.ndim < 2:
             what = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
             raise ValueError(
-                f"cost: example={what} must be a batch of inputs, for instance torch.randn(1, 3, 224, 224)."
+                f"{command}: example={what} must be a batch of inputs, for instance torch.randn(1, 3, 224, 224)."
             )
         return tuple(example.shape[1:])
     own = getattr(model, "image_shape", None)
@@ -96,7 +96,42 @@ def input_shape(model: nn.Module, example: Tensor | None) -> tuple[int, ...]:
     channels = 3 if first is None else first.in_channels
     if own is not None:
         return tuple(own)
-    return (channels, *config["input_size"][1:]) if "input_size" in config else (channels, SIDE, SIDE)
+    if "input_size" in config:
+        return (channels, *config["input_size"][1:])
+    return guessed_shape(model) or (channels, 224, 224)
+
+
+def guessed_shape(model: nn.Module) -> tuple[int, ...]:
+    """The shape of one input that the first layer with weights suggests; () where it does not tell.
+
+    A convolution of stride 1 reads images of 32 px, as in networks for CIFAR, one with a stride 224 px, unless the
+    model runs on another of SIDES alone.
+    """
+    first = next((m for m in model.modules() if next(m.parameters(recurse=False), None) is not None), None)
+    match first:
+        case LazyModuleMixin():
+            return ()
+        case nn.Conv2d():
+            small = max(first.stride) == 1 and not type(model).__module__.startswith("torchvision.models.")
+            sides = SIDES if small else (224, *SIDES)
+            shapes = [(first.in_channels, side, side) for side in sides]
+            return next((shape for shape in shapes if _runs(model, shape)), shapes[0])
+        case nn.Conv1d():
+            return (first.in_channels, STEPS)
+        case nn.Linear():
+            return (first.in_features,)
+        case nn.RNNBase():
+            return (STEPS, first.input_size)
+    return ()
+
+
+def _runs(model: nn.Module, shape: tuple[int, ...]) -> bool:
+    try:
+        with torch.no_grad():
+            on_meta(model).eval()(torch.empty(1, *shape, device="meta"))
+    except Exception:  # of any kind: the forward is not ours
+        return False
+    return True
 
 
 def size(model: nn.Module, shape: tuple[int, ...], *, must_run: bool = False) -> Size:
@@ -110,18 +145,56 @@ def size(model: nn.Module, shape: tuple[int, ...], *, must_run: bool = False) ->
     parameters = sum(p.numel() for p in model.parameters())
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     model = _without_norms(model.eval())
-    live = _Live()
     try:
-        x = torch.empty(1, *shape, dtype=dtype, device="meta")
-        with torch.no_grad(), FlopCounterMode(display=False) as flops, live:
-            model(x)
+        plan = plan_of(model, shape, dtype)
     except RUN_ERRORS as problem:
         if must_run:
             raise ValueError(
                 f"cost: {type(model).__name__} does not run on an input of shape {shape}: {reason(problem)}."
             ) from problem
         return Size(parameters=parameters, macs=None, memory=None)
-    return Size(parameters=parameters, macs=flops.get_total_flops() // 2, memory=live.peak)
+    return Size(parameters=parameters, macs=plan.macs, memory=max(plan.live()) * dtype.itemsize)
+
+
+def plan_of(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, *, in_place: bool = True) -> MemoryPlan:
+    """The memory plan of a model on the meta device, without norms."""
+    recorder = Recorder(model, torch.empty(1, *shape, dtype=dtype, device="meta"))
+    with FlopCounterMode(display=False) as flops:
+        plan = recorder.run(in_place=in_place)
+    return replace(plan, macs=flops.get_total_flops() // 2)
+
+
+@overload
+def memory_plan(model: nn.Module, example: Tensor | None = None, *, in_place: bool = True) -> MemoryPlan: ...
+@overload
+def memory_plan(
+    model: Mapping[str, nn.Module], example: Tensor | None = None, *, in_place: bool = True
+) -> MemoryPlans: ...
+def memory_plan(
+    model: nn.Module | Mapping[str, nn.Module], example: Tensor | None = None, *, in_place: bool = True
+) -> MemoryPlan | MemoryPlans:
+    """Returns what memory the activations of `model` need for one image: live bytes by layer, the peak, and FIFOs.
+
+    Args:
+        model: a network, of any method or residual, folded or not; or several by name, to compare them.
+        example: a batch of inputs, for its shape; else the input size that the network knows, or its first layer
+            suggests.
+        in_place: whether activations, sums and products may write into a tensor that nobody reads afterwards.
+
+    How it is counted, and what the FIFOs of a streaming target hold, says `unskip.surgery.memory`.
+    `unskip.surgery.memory_variants` sets a residual network beside what `rm` and `pnnh` make of it.
+    """
+    if isinstance(model, Mapping):
+        return MemoryPlans({name: memory_plan(each, example, in_place=in_place) for name, each in model.items()})
+    model = checked_model("memory_plan", model)
+    shape = input_shape(model, example, "memory_plan")
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    try:
+        return plan_of(_without_norms(on_meta(model).eval()), shape, dtype, in_place=in_place)
+    except RUN_ERRORS as problem:
+        raise ValueError(
+            f"memory_plan: {type(model).__name__} does not run on an input of shape {shape}: {reason(problem)}."
+        ) from problem
 
 
 def compare(before: nn.Module, after: nn.Module, example: Tensor | None = None) -> Cost:
@@ -130,7 +203,8 @@ def compare(before: nn.Module, after: nn.Module, example: Tensor | None = None) 
     Args:
         before: the model as it was.
         after: the converted model; `plainify` has left its `surgery` there.
-        example: a batch of inputs, for its shape; else the input size that the model knows, or an image of 224 px.
+        example: a batch of inputs, for its shape; else the input size that the model knows, or its first layer
+            suggests.
     """
     shape = input_shape(before, example)
     sizes = [size(on_meta(model), shape, must_run=example is not None) for model in (before, after)]
@@ -149,44 +223,3 @@ def _without_norms(model: nn.Module) -> nn.Module:
         elif isinstance(norm, nn.modules.batchnorm._BatchNorm):
             model = replaced(model, module, nn.Identity())
     return model
-
-
-class _Live(TorchDispatchMode):
-    """Records the operations that write and read each storage; a storage lives from its first to its last use.
-
-    References that Python holds beyond that (the caller of a block holds the block's input) are not counted.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.nbytes: dict[int, int] = {}  # of storages that the model has written
-        self.first: dict[int, int] = {}  # by storage: the number of the operation
-        self.last: dict[int, int] = {}
-        self.count = 0
-        self.kept: list[Tensor] = []  # so that no other storage gets the address of one that is gone
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Iterable[type], args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        read = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        written = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
-        given = {x.untyped_storage()._cdata for x in read}
-        for tensor in written:
-            key = tensor.untyped_storage()._cdata
-            if key not in self.nbytes and key not in given:  # else the input itself, a weight, or a view
-                self.nbytes[key] = tensor.untyped_storage().nbytes()
-                self.first[key] = self.count
-        for tensor in (*read, *written):
-            self.last[tensor.untyped_storage()._cdata] = self.count
-        self.kept += written
-        self.count += 1
-        return result
-
-    @property
-    def peak(self) -> int:
-        changes = [0] * (self.count + 1)
-        for key, nbytes in self.nbytes.items():
-            changes[self.first[key]] += nbytes
-            changes[self.last[key] + 1] -= nbytes
-        return max(accumulate(changes))

@@ -4,6 +4,7 @@ import itertools
 import math
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +16,12 @@ from unskip._core.layers import redefines
 from unskip._core.modules import checked_model, copied
 from unskip.coders import CoderBank
 from unskip.methods import BlockSpec, Method, Unsupported, out_of_range, resolve_method
+from unskip.methods.attention import ATTENTIONS, KEEP, AttentionSpec, check_attention
 from unskip.methods.registry import method_name
 from unskip.methods.spec import NORMS, describe
-from unskip.surgery.cost import Cost, compare, on_meta
+from unskip.methods.stack import stacked
+from unskip.surgery.cost import Cost, compare, memory_plan, on_meta
+from unskip.surgery.memory import MemoryPlan, MemoryPlans
 from unskip.surgery.proof import find_example, in_float64, input_shapes, prove, refuse_training, stored_as
 from unskip.surgery.reading import Reader, find_blocks
 from unskip.surgery.signs import decides, meta_input, nonnegative_inputs
@@ -33,7 +37,20 @@ class Surgery:
     replaced: tuple[str, ...]  # paths of the blocks that are skip-free now
     left: tuple[str, ...]  # what stays (strict=False): paths of blocks, and 'path (addition n)' outside of blocks
     kept: dict[str, int]  # skips that stay by design, by kind: {'attention': 12}
+    attention: str = KEEP  # how attention was made skip-free
     exact: float | None = None  # of an exact method: the relative error that was found in float64
+
+    def __str__(self) -> str:
+        blocks = f"{len(self.replaced)} blocks without skips"
+        if self.replaced:
+            blocks += (
+                f" ({self.replaced[0]} to {self.replaced[-1]})" if len(self.replaced) > 1 else f" ({self.replaced[0]})"
+            )
+        lines = [f"{method_name(self.method)}: {blocks}"]
+        lines += [f"{len(self.left)} left as they are: {', '.join(self.left)}"] * bool(self.left)
+        lines += [f"{kind} skips kept: {count}" for kind, count in self.kept.items()]
+        lines += [] if self.exact is None else [f"the same function to {self.exact:.1e} in float64"]
+        return "\n".join(lines)
 
 
 class UnsupportedBlockError(ValueError):
@@ -48,6 +65,7 @@ def plainify(
     model: nn.Module,
     method: str | Method = "pnnh",
     *,
+    attention: str = KEEP,
     strict: bool = True,
     example: Tensor | None = None,
     **options: Any,
@@ -58,6 +76,8 @@ def plainify(
         model: a timm, torchvision or unskip residual network, or one whose blocks have a registered reader.
         method: how blocks are made skip-free: a name, or a method object. `unskip models --methods` lists the names
             with their options, and so does the page *Methods* of the documentation.
+        attention: how the attention of transformers is made skip-free: 'shaped', 'value_skipinit', 'espa', 'cut',
+            'plain' (docs/attention.md). 'keep' leaves its skips, and `surgery.kept` counts them.
         strict: whether a residual block that can't be made skip-free, or an addition outside of blocks, is an error.
             With False it is a warning, it stays as it is, and `surgery.left` names it.
         example: a batch of inputs that an exact method checks its result on; without it small random images that the
@@ -74,10 +94,17 @@ def plainify(
     random inputs of other sizes, with or without gradients; `surgery.exact` is the error. A network on the meta device
     has no numbers to check. `unskip.ship.convert` adds the error of each layer, and the cost.
     """
+    check_attention(attention)
     how = _resolve("plainify", model, method, options)
     model = checked_model("plainify", model)
+    if attention != KEEP and getattr(how, "exact", False):
+        raise ValueError(
+            f"plainify: method {method_name(how)!r} keeps the function, and attention={attention!r} changes it; leave "
+            "attention out, or choose a method that is trained anew, such as 'pnnh'."
+        )
     if not getattr(how, "exact", False) or any(p.is_meta for p in model.parameters()):
-        return _plainify(copied("plainify", model), how, example, strict=strict, original=model)
+        copy = copied("plainify", model)
+        return _plainify(copy, how, example, strict=strict, attention=attention, original=model)
     original = in_float64("plainify", model)
     plain = _plainify(copied("plainify", original), how, example, strict=strict, original=model)
     x = find_example("plainify", plain, example)  # which may ask for more than the original: even sides
@@ -95,12 +122,73 @@ def cost(
     Args:
         model: a residual network.
         method: as in `plainify`.
-        example: a batch of inputs, for its shape; else the input size that the network knows, or an image of 224 px.
+        example: a batch of inputs, for its shape; else the input size that the network knows, or its first layer
+            suggests.
         strict: as in `plainify`.
         options: the options of the method; its `limit` does not count here.
     """
     how = _resolve("cost", model, method, options)
     return _cost(checked_model("cost", model), how, example, strict=strict)
+
+
+def memory_variants(
+    model: nn.Module, example: Tensor | None = None, *, name: str = "network", in_place: bool = True
+) -> MemoryPlans:
+    """Returns the memory plans of what can be shipped of a model, by name, to be printed side by side.
+
+    Of a residual network: itself, what `rm` makes of it, and what `pnnh` does, folded dense and fast. Of one that has
+    no skips: itself folded, dense and, where that is another network, fast. Weights play no part.
+
+    Args:
+        model: a network; its weights may be on the meta device where it is residual and pnnh is not wanted.
+        example: as in `memory_plan`, and so is `in_place`.
+        name: of the network, in the table.
+    """
+    model = checked_model("memory_plan", copied("memory_plan", model).eval())
+    blocks = [_read(block, path, reader, KEEP) for path, block, reader in find_blocks(model)]
+    found: dict[str, MemoryPlan | str] = {}
+
+    def add(label: str, build: Callable[[], nn.Module]) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of lost weights, which are not wanted
+                found[label] = memory_plan(build(), example, in_place=in_place)
+        except ValueError as refusal:
+            found[label] = getattr(refusal, "reason", str(refusal))
+
+    def folded(network: nn.Module, label: str) -> None:
+        forms = {form: stacked(network, fast=form == "fast") for form in ("dense", "fast")}
+        for form, each in forms.items():
+            add(f"{label}, {form}", lambda each=each: each)  # type: ignore[misc]
+        if found[f"{label}, dense"] == found[f"{label}, fast"]:
+            found[label] = found.pop(f"{label}, dense")
+            del found[f"{label}, fast"]
+
+    if not any(isinstance(spec, Unsupported) or spec.skip for spec in blocks):
+        folded(model, name)
+        return MemoryPlans(found)
+    found[name] = memory_plan(model, example, in_place=in_place)
+    add(f"{name}, rm", lambda: _plainify(on_meta(model), resolve_method("rm", {}), example, strict=True))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            plain = plainify(model, "pnnh").eval()
+    except ValueError as refusal:
+        found[f"{name}, pnnh"] = getattr(refusal, "reason", str(refusal))
+    else:
+        folded(plain, f"{name}, pnnh")
+    return MemoryPlans(found)
+
+
+def takes(model: nn.Module, method: str | Method, **options: Any) -> bool:
+    """Whether `plainify` makes this model skip-free by this method, tried on a copy without weights."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _plainify(on_meta(checked_model("plainify", model)), resolve_method(method, options), None, strict=True)
+    except ValueError:
+        return False
+    return True
 
 
 def _cost(model: nn.Module, method: Method, example: Tensor | None, *, strict: bool) -> Cost:
@@ -131,7 +219,13 @@ def _refuse_range(plain: nn.Module, x: Tensor) -> None:
 
 
 def _plainify(
-    model: nn.Module, method: Method, example: Tensor | None, *, strict: bool, original: nn.Module | None = None
+    model: nn.Module,
+    method: Method,
+    example: Tensor | None,
+    *,
+    strict: bool,
+    attention: str = KEEP,
+    original: nn.Module | None = None,
 ) -> nn.Module:
     """`plainify` in place. With `original`, the network before, the method's limit on its growth is enforced."""
     exact, limit = getattr(method, "exact", False), getattr(method, "limit", math.inf)
@@ -149,7 +243,8 @@ def _plainify(
         found = [(path, block, reader) for path, block, reader in find_blocks(model) if block not in seen]
         if number > 0 and not found:
             break
-        blocks = [(path, block, reader, _read(block, path, reader)) for path, block, reader in found]
+        blocks = [(path, block, reader, _read(block, path, reader, attention)) for path, block, reader in found]
+        attentions = _read_attention([spec for *_, spec in blocks])
         if number == 0 and all(isinstance(spec, BlockSpec) and not spec.skip for *_, spec in blocks):
             _refuse(
                 ValueError(
@@ -167,6 +262,9 @@ def _plainify(
             try:
                 if isinstance(spec, Unsupported):
                     raise spec
+                mixer = attentions.get(id(spec))
+                if isinstance(mixer, Unsupported):
+                    raise mixer
                 new = method.build(replace(spec, nonnegative=path in nonnegative), bank)
                 if exact and new is not None:
                     _refuse_unknown(block, path)
@@ -188,6 +286,10 @@ def _plainify(
                 discarded.append(_lost_weights(spec, new))
             new.train(block.training)
             done[id(block)] = reader.write(block, new)
+            if mixer is not None:
+                mixed = ATTENTIONS[attention].build(mixer).train(block.training)
+                mixed.start_mlp(new)
+                mixer.write(done[id(block)], mixed)
             model = _put(model, path, done[id(block)])
             if spec.skip:
                 replaced.append(path)
@@ -210,7 +312,14 @@ def _plainify(
         )
     if hasattr(method, "finish"):
         method.finish(model)
-    model.surgery = Surgery(method=method, replaced=tuple(replaced), left=tuple(left), kept=dict(kept))  # type: ignore[assignment]
+    config = getattr(model, "pretrained_cfg", None)
+    if isinstance(config, dict) and "architecture" in config:
+        # timm's save_for_hf writes this name, and the residual network of that name would not take the weights.
+        name = f"{config['architecture']} after plainify by {label!r}, which timm can not build"
+        model.pretrained_cfg = model.default_cfg = {**config, "architecture": name}  # type: ignore[assignment]
+    model.surgery = Surgery(  # type: ignore[assignment]
+        method=method, replaced=tuple(replaced), left=tuple(left), kept=dict(kept), attention=attention
+    )
     return model
 
 
@@ -241,15 +350,32 @@ def _look_around(model: nn.Module, paths: list[str], example: Tensor | None, exa
     return [], set()
 
 
-def _read(block: nn.Module, path: str, reader: Reader) -> BlockSpec | Unsupported:
-    """What the reader makes of a block, or why it can't be read."""
+def _read(block: nn.Module, path: str, reader: Reader, attention: str) -> BlockSpec | Unsupported:
+    """What the reader makes of a block, or why it can't be read. Attention that keeps its skip is not read."""
     try:
         spec = reader.read(block, path)
     except Unsupported as reason:
         return reason
     if not isinstance(spec, BlockSpec) or not spec.branch:
         raise ValueError(f"plainify: the reader of {describe(block)} gave {spec!r} for {path!r}, not a BlockSpec.")
-    return spec
+    if attention == KEEP:
+        return replace(spec, attention=None)
+    if spec.attention is None and "attention" in spec.kept:
+        return Unsupported("its reader does not read attention; attention='keep' leaves its skip")
+    return replace(spec, kept=tuple(kind for kind in spec.kept if kind != "attention"))
+
+
+def _read_attention(specs: list[BlockSpec | Unsupported]) -> dict[int, AttentionSpec | Unsupported]:
+    """The attention of each block whose skip goes, numbered in order, by id of the block's spec."""
+    found = [spec for spec in specs if isinstance(spec, BlockSpec) and spec.attention is not None]
+    read: dict[int, AttentionSpec | Unsupported] = {}
+    for layer, spec in enumerate(found):
+        assert spec.attention is not None
+        try:
+            read[id(spec)] = replace(spec.attention(), layer=layer, depth=len(found))
+        except Unsupported as reason:
+            read[id(spec)] = reason
+    return read
 
 
 def _refuse_unknown(block: nn.Module, path: str) -> None:

@@ -1,5 +1,6 @@
 """The registry of readers: functions from a residual block of some class to its BlockSpec."""
 
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -47,9 +48,16 @@ def register_reader(*classes: type[nn.Module], write: Write = _replace) -> Calla
     return register
 
 
+# Readers of packages that need not be installed, imported at the first block of theirs
+OPTIONAL = {"transformers": "unskip.surgery.huggingface"}
+
+
 def reader_of(module: nn.Module) -> Reader | None:
     """The reader of a module's class, or of a parent class that it behaves as; None where there is none."""
     plugins.load("unskip.readers")
+    home = OPTIONAL.get(type(module).__module__.split(".")[0])
+    if home is not None:
+        importlib.import_module(home)
     for cls in type(module).__mro__:
         if cls in _READERS:
             return _READERS[cls] if inherits(type(module), cls) else None

@@ -7,7 +7,8 @@ addition, a mean) is seen too. An activation in place writes a new version of th
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,8 +55,9 @@ class TraceStep:
         return self.path or type(self.module).__name__
 
 
-def trace(model: nn.Module, example: Tensor) -> list[TraceStep]:
-    """All steps of a forward pass, in their order."""
+@contextmanager
+def running_modules(model: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
+    """The path and module of each module of the model that is running, the innermost last."""
     running: list[tuple[str, nn.Module]] = []
 
     def enter(path: str) -> Callable[..., None]:
@@ -64,16 +66,22 @@ def trace(model: nn.Module, example: Tensor) -> list[TraceStep]:
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         running.pop()
 
-    tracer = _Tracer(running, example)
     handles = []
     try:
         for path, module in model.named_modules():
             handles += [module.register_forward_pre_hook(enter(path)), module.register_forward_hook(leave)]
-        with preserved(model), torch.no_grad(), tracer:
-            model(example)
+        yield running
     finally:
         for handle in handles:
             handle.remove()
+
+
+def trace(model: nn.Module, example: Tensor) -> list[TraceStep]:
+    """All steps of a forward pass, in their order."""
+    with running_modules(model) as running:
+        tracer = _Tracer(running, example)
+        with preserved(model), torch.no_grad(), tracer:
+            model(example)
     return tracer.steps
 
 

@@ -1,4 +1,4 @@
-"""What a user sees while a network trains: a progress bar on a terminal, a line for each epoch elsewhere. On stderr."""
+"""What a user sees while a network trains: a line for each epoch and, on a terminal, a progress bar. On stderr."""
 
 import contextlib
 import time
@@ -49,17 +49,18 @@ class Display:
             self.progress.update(self.task, completed=row["step"], epoch=row["epoch"], now=now_words)
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """One line for a finished epoch, where there is no bar."""
-        if self.progress is None:
-            val = f", validation error {row['val_error']:.2f} %" if "val_error" in row else ""
-            self.say(
-                f"epoch {row['epoch']}/{self.epochs}, update {row['step']}: loss {row['loss']:.4f}, "
-                f"error {row['error']:.2f} %{val}, {row['images_per_s']:,.0f} images/s"
-            )
+        """One line for a finished epoch; it stays, above the bar."""
+        val = f", validation error {row['val_error']:.2f} %" if "val_error" in row else ""
+        val = f", validation loss {row['val_loss']:.4f}{val}" if "perplexity" in row else val
+        self.say(
+            f"epoch {row['epoch']}/{self.epochs}, update {row['step']}: loss {row['loss']:.4f}, "
+            f"error {row['error']:.2f} %{val}, {row['images_per_s']:,.0f} images/s",
+            style="",
+        )
         self.mark = time.perf_counter()  # evaluation is not counted as training
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, style: str = "yellow") -> None:
         """A sentence. A terminal that is gone or a full disk behind stderr must not end a run."""
         if not self.silent:
             with contextlib.suppress(OSError):
-                self.console.print(text, style="yellow" if self.console.is_terminal else None, markup=False)
+                self.console.print(text, style=style if self.console.is_terminal else None, markup=False)

@@ -45,6 +45,11 @@ class Finished:
     seconds: float
     epochs: tuple[dict[str, Any], ...] = ()  # one row for each, as in metrics.jsonl
 
+    @property
+    def val_loss(self) -> float | None:
+        """The validation loss after the last epoch."""
+        return self.epochs[-1].get("val_loss") if self.epochs else None
+
 
 def run_many(
     recipes: Mapping[str, Recipe],
@@ -53,6 +58,8 @@ def run_many(
     data_dir: Path | None = None,
     at_once: int = 8,
     minutes: float | None = None,
+    whole_runs: bool = False,
+    results_only: bool = False,
     take_over: bool = False,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Finished]:
@@ -64,6 +71,8 @@ def run_many(
         data_dir: where the data set lies. It is read once for all runs that share it.
         at_once: how many models train at the same time.
         minutes: pauses all runs after this time. The same call goes on with them.
+        whole_runs: starts no run that would not end within `minutes`, by the time that an update has taken so far.
+        results_only: keeps recipe.toml, result.json and the epochs' lines of metrics.jsonl of a finished run, a few KB.
         take_over: trains in folders that a process of another host has locked and left.
         say: gets one sentence for each event.
 
@@ -98,7 +107,11 @@ def run_many(
                 name: train_one(recipe, data=data[recipe.data], out=folder / name, **shared)
                 for name, recipe in left.items()
             }
-            failures = _take_turns(trainings, folder, at_once, stop, say)
+            updates = {n: r.run.epochs * (len(data[r.data].train) // r.run.batch) for n, r in left.items()}
+            failures = _take_turns(
+                trainings, folder, at_once, stop, say,
+                updates=updates if whole_runs and minutes is not None else {}, results_only=results_only,
+            )  # fmt: skip
         if failures:
             raise ValueError(
                 f"train: {len(failures)} of {len(recipes)} runs failed. {'; '.join(failures)}. The same command goes "
@@ -114,23 +127,39 @@ def _take_turns(
     at_once: int,
     stop: machine.Stop,
     say: Callable[[str], None],
+    *,
+    updates: Mapping[str, int],
+    results_only: bool,
 ) -> list[str]:
-    """Runs all trainings, an update each in turn, and returns one sentence for each that failed."""
+    """Runs all trainings, an update each in turn, and returns one sentence for each that failed.
+
+    With the number of `updates` of each, one that would not end before the stop is not started.
+    """
     failures: list[str] = []
     interrupted: TrainingInterrupted | None = None
-    updates, began = 0, time.perf_counter()
+    done, rounds, began = 0, 0, time.perf_counter()
     waiting = list(trainings)
     active: dict[str, torch.cuda.Stream | None] = {}
     while active or (waiting and not stop.asked):
         while waiting and len(active) < at_once and not stop.asked:
-            active[waiting.pop(0)] = torch.cuda.Stream() if torch.cuda.is_available() else None
+            pace = (time.perf_counter() - began) / max(1, rounds)  # seconds of an update of each
+            fits = [name for name in waiting if updates.get(name, 0) * pace < stop.deadline - time.monotonic()]
+            if not fits:
+                break
+            waiting.remove(fits[0])
+            active[fits[0]] = torch.cuda.Stream() if torch.cuda.is_available() else None
+        if not active:
+            break
+        rounds += 1
         for name, stream in list(active.items()):
             try:
                 with torch.cuda.stream(stream):
                     next(trainings[name])
-                updates += 1
+                done += 1
                 continue
             except StopIteration as ended:
+                if results_only:
+                    _keep_results(folder / name)
                 say(f"{name}: {ended.value.test_error:.2f} % test error, {ended.value.seconds:.0f} s")
             except TrainingDiverged as error:
                 _note_divergence(folder / name, error)
@@ -141,12 +170,26 @@ def _take_turns(
                 failures.append(f"{name} ended with {type(error).__name__}: {error}")
                 say(failures[-1])
             del active[name], trainings[name]
+    if done:
+        milliseconds = 1000 * (time.perf_counter() - began) / done
+        say(f"{done:,} updates, {milliseconds:.2f} ms each with {at_once} models at a time.")
     if stop.asked and (interrupted or waiting):
         raise interrupted or TrainingInterrupted(f"train: stopped by {stop.asked} before the first update.")
-    if updates:
-        milliseconds = 1000 * (time.perf_counter() - began) / updates
-        say(f"{updates:,} updates, {milliseconds:.2f} ms each with {at_once} models at a time.")
+    if waiting:
+        raise TrainingInterrupted(
+            f"train: {len(waiting)} runs would not have ended within {stop.minutes:g} minutes and were not started. "
+            "The same command goes on with them."
+        )
     return failures
+
+
+def _keep_results(run: Path) -> None:
+    """Leaves recipe, result and the lines of the epochs of a finished run."""
+    metrics = run / "metrics.jsonl"
+    kept = [row for row in read_metrics(metrics) if row["kind"] == "epoch"]
+    write_atomically(metrics, lambda file: file.write("".join(json.dumps(row) + "\n" for row in kept).encode()))
+    for name in ("checkpoint.pt", "weights.safetensors", "best.safetensors", "curves.png"):
+        (run / name).unlink(missing_ok=True)
 
 
 def check_recipe(run: Path, wanted: Recipe) -> None:

@@ -6,13 +6,14 @@ import math
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2, list_optimizers, param_groups_weight_decay
+from timm.optim import Muon, create_optimizer_v2, list_optimizers, param_groups_weight_decay
 from torch import Tensor, nn
 
 from unskip._core.text import nearest
 from unskip.train.penalties import unit_weights
 from unskip.train.recipe import OptimizerConfig
 
+ADAM = ("adam", "adamw", "nadam", "nadamw")  # optimizers that take `beta2` and `eps`
 CAPTURABLE = ("sgd", "adam", "adamw")  # optimizers whose update can be part of a CUDA graph
 
 
@@ -40,21 +41,26 @@ def scaled_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, A
     A pattern that matches nothing is refused. A factor of 0 leaves a parameter out, so it stays as it is.
     """
     names = {id(p): name for name, p in model.named_parameters()}
+    hidden = hidden_matrices(model) if config.optimizer.lower() == "muon" else None
     # What decays from elsewhere than 0 does so through a penalty.
     shifted = {id(p) for p in unit_weights(model)} if config.decay_from != "zero" else set()
     unused = dict(config.lr_scales)
-    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    groups: dict[tuple[float, float, bool], dict[str, Any]] = {}
     for group in param_groups(model, config.weight_decay, decay_all=config.decay_all):
         for p in group["params"]:
             pattern = next((pattern for pattern in config.lr_scales if _matches(names[id(p)], pattern)), "")
             unused.pop(pattern, None)
             scale = config.lr_scales.get(pattern, 1.0)
             decay = 0.0 if id(p) in shifted else group["weight_decay"]
-            same = groups.setdefault((scale, decay), {"params": [], "weight_decay": decay, "lr_scale": scale})
+            orthogonalised = hidden is not None and id(p) in hidden
+            new: dict[str, Any] = {"params": [], "weight_decay": decay, "lr_scale": scale}
+            if hidden is not None:
+                new["use_muon"] = orthogonalised
+            same = groups.setdefault((scale, decay, orthogonalised), new)
             same["params"].append(p)
     for pattern in unused:
         raise ValueError(f"recipe: lr_scales has {pattern!r}, which matches no parameter of the network.")
-    left = [group for (scale, _), group in groups.items() if scale]
+    left = [group for (scale, *_), group in groups.items() if scale]
     if not left:
         raise ValueError(
             f"recipe: nothing of the network is left to train: lr_scales={config.lr_scales} has a factor of 0 for all "
@@ -67,6 +73,41 @@ def _matches(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
 
 
+def hidden_matrices(model: nn.Module) -> set[int]:
+    """Ids of the weights that Muon orthogonalises: those of linear layers and convolutions in one group.
+
+    Without the first and the last layer of the network, and without embeddings: their inputs or outputs are no vectors
+    of features (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
+    """
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear | nn.Embedding | nn.modules.conv._ConvNd)]
+    inner = [m for m in layers[1:-1] if not isinstance(m, nn.Embedding) and getattr(m, "groups", 1) == 1]
+    outer = {id(layers[i].weight) for i in (0, -1)} if layers else set()  # which may be tied to an inner one
+    return {id(m.weight) for m in inner if m.weight.requires_grad} - outer
+
+
+def make_muon(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """timm's Muon for the groups with `use_muon`, and AdamW for the rest, which shares the learning rate.
+
+    An update is orthogonalised by Newton and Schulz and scaled to the size of AdamW's, 0.2 √(larger side) (Liu et al.
+    2025, arXiv:2502.16982), so that one learning rate serves both. The settings are those of torch.optim.Muon.
+    """
+    adamw = {"use_fallback": True, "nesterov": False, "eps": config.eps, "adamw_lr": config.lr}
+    return Muon(
+        [group if group["use_muon"] else {**group, **adamw} for group in groups],
+        lr=config.lr,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        ns_steps=5,
+        ns_coefficients="original",
+        eps=1e-7,
+        safety_factor=1.0,
+        adjust_lr_fn="match_rms_adamw",
+        conv_mode="flatten",
+        normalize_spatial=True,
+        betas=(0.9, config.beta2),
+    )
+
+
 def make_optimizer(model: nn.Module, config: OptimizerConfig, *, cuda_graph: bool = False) -> torch.optim.Optimizer:
     """The optimizer. Inside a CUDA graph its learning rates are tensors, which can change between replays."""
     known = [str(name) for name in list_optimizers()]
@@ -75,14 +116,22 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, *, cuda_graph: boo
         raise ValueError(f"recipe: optimizer={config.optimizer!r} is not known to timm.{nearest(name, known)}")
     groups, lr, momentum = scaled_groups(model, config), config.lr, config.momentum
     optimizer: torch.optim.Optimizer
+    adam: dict[str, Any] = {"betas": (momentum, config.beta2), "eps": config.eps} if name in ADAM else {}
+    if not adam and name != "muon" and (config.beta2, config.eps) != (OptimizerConfig.beta2, OptimizerConfig.eps):
+        raise ValueError(
+            f"recipe: beta2 and eps are options of muon, {', '.join(ADAM)}, and optimizer={name!r} is none of them; "
+            "leave them out."
+        )
     if name == "sgd":  # timm's 'sgd' is always Nesterov's
         fused = next(model.parameters()).device.type == "cuda"
         optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=config.nesterov, fused=fused)
     elif cuda_graph and name in CAPTURABLE:
         kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
-        optimizer = kind(groups, lr=lr, betas=(momentum, 0.999), fused=True, capturable=True)
+        optimizer = kind(groups, lr=lr, fused=True, capturable=True, **adam)
+    elif name == "muon":
+        optimizer = make_muon(groups, config)
     else:
-        optimizer = create_optimizer_v2(groups, opt=name, lr=lr, momentum=momentum)
+        optimizer = create_optimizer_v2(groups, opt=name, lr=lr, **(adam or {"momentum": momentum}))
     for group in optimizer.param_groups:
         group.setdefault("lr_scale", 1.0)
     return optimizer
@@ -111,3 +160,5 @@ def set_rates(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"].fill_(lr * group["lr_scale"])
         else:
             group["lr"] = lr * group["lr_scale"]
+            if "adamw_lr" in group:  # AdamW's beside Muon; timm has read it from `lr` since 1.0.23
+                group["adamw_lr"] = group["lr"]

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from unskip._core.config import OLD, BelowOne, Free, NonNegative, Positive, Range, Section, bare, kinds, parse, to_toml
 from unskip._core.text import nearest
 from unskip.data.config import DataConfig
+from unskip.data.sets import find_kind
 from unskip.models.build import NetworkConfig
 
 Loss = Literal["cross_entropy", "binary"]
@@ -25,6 +26,7 @@ Precision = Literal["fp32", "bf16", "fp16", "fp64"]
 Compile = Literal["no", "blocks", "whole"]
 DecayFrom = Literal["zero", "identity", "start"]
 MAX_EPOCHS = 1_000_000  # more than that is a slip
+WeightBits = Annotated[int, Range(lambda value: value == 0 or 2 <= value <= 8, "0, or 2 to 8 bits")]
 Epochs = Annotated[int, Range(lambda value: 1 <= value <= MAX_EPOCHS, f"1 to {MAX_EPOCHS:,}")]
 
 
@@ -34,10 +36,12 @@ class OptimizerConfig(Section):
 
     loss: Loss = "cross_entropy"  # binary: a sigmoid and a yes or no for each class (timm's BCE)
     smoothing: BelowOne = 0.0  # of labels
-    optimizer: str = "sgd"  # any name of timm.optim
+    optimizer: str = "sgd"  # any name of timm.optim; muon: for hidden matrices, and AdamW for the rest
     lr: Positive[float] = 0.1  # peak learning rate, for the whole batch
-    momentum: BelowOne = 0.9  # of SGD; the first beta of Adam's family
-    nesterov: bool = False  # Nesterov's momentum, for SGD
+    momentum: BelowOne = 0.9  # of SGD and Muon; the first beta of Adam's family
+    beta2: BelowOne = 0.999  # the second beta of Adam's family, also of AdamW beside Muon
+    eps: Positive[float] = 1e-8  # Adam's and AdamW's, added to the root of the second moment
+    nesterov: bool = False  # Nesterov's momentum, for SGD and Muon
     weight_decay: NonNegative[float] = 5e-4  # not on norms and biases, unless decay_all
     decay_all: bool = False  # norms and biases decay too, as in the papers' CIFAR recipes
     lr_scales: dict[str, NonNegative[float]] = field(default_factory=dict)  # factors on it by parameter name; 0 freezes
@@ -79,12 +83,16 @@ class RunConfig(Section):
     sync_bn: bool = False  # batch statistics over all GPUs
     deterministic: bool = False  # the same losses twice, also on a GPU
     seed: NonNegative[int] = 0  # of weights, order and augmentation; the validation split is the same for all seeds
-    keep: Literal["last", "best"] = "last"  # the weights that are tested at the end: the last or the best on validation
+    quantize: WeightBits = 0  # bits of weights in training as the INT8 file that is made of it, 7 or 8; 0: in float
+    keep: Literal["last", "best"] = (
+        "last"  # the weights that are tested at the end: the last or the best on validation (of a text by loss)
+    )
     recalibrate_batchnorm: NonNegative[int] = 0  # training images, as one batch, for BatchNorm at the end; 0: off
     save_steps: Free[NonNegative[int]] = 0  # updates between checkpoints, besides the end of each epoch
     save_seconds: Free[NonNegative[float]] = 0.0  # at least so long between checkpoints at the ends of epochs
     log_steps: Free[Positive[int]] = 20  # updates between looks at the loss, which wait for the GPU
     tensorboard: Free[bool] = False  # writes OUT/tensorboard besides metrics.jsonl
+    wandb: Free[bool] = False  # writes to Weights & Biases, project 'unskip', besides metrics.jsonl
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -225,14 +233,27 @@ def load_recipe(name: str | Path, **changes: Any) -> Recipe:
 # ---------------------------------------------------------------- from a command line
 
 
-DEFAULT = "digits-pnnh-56"
+DEFAULT, DEFAULT_IMAGES = "digits-pnnh-56", "images-pnnh-20-wide"
 
 
-def parse_command(words: Sequence[str]) -> tuple[str, Recipe]:
-    """`[RECIPE] [--field value ...]`: the name of the run, and its recipe."""
+def parse_command(words: Sequence[str], data: str | None = None) -> tuple[str, Recipe]:
+    """`[RECIPE] [--field value ...]`: the name of the run, and its recipe.
+
+    Without a recipe it is one for what lies at `data`: a folder of images is fine-tuned on, another data set is read as
+    what it is.
+    """
     named = bool(words) and not words[0].startswith("--")
+    changes = parse_overrides(words[1:] if named else words)
     name = words[0] if named else DEFAULT
-    return Path(name).stem, load_recipe(name, **parse_overrides(words[1:] if named else words))
+    if not named and data is not None and "dataset" not in changes:
+        kind = find_kind(Path(data).expanduser())
+        if kind == "imagefolder":
+            name = DEFAULT_IMAGES
+            if "model" in changes or "init_from" in changes:
+                changes.setdefault("pretrained", False)
+        elif kind is not None:
+            changes["dataset"] = kind
+    return Path(name).stem, load_recipe(name, **changes)
 
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:

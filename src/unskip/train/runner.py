@@ -5,8 +5,9 @@ result = unskip.train.run(Recipe.of(dataset="npz"), model=net, data_dir="usps.np
 """
 
 import json
+import math
 from collections.abc import Generator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from unskip._core.errors import RUN_ERRORS, reason
 from unskip._core.rng import seeded
 from unskip.data import sets
 from unskip.data.sets import DataSet
-from unskip.models.build import build_network
+from unskip.io.load import weights_from
+from unskip.models.build import build_network, start_from
 from unskip.train import machine, saving
 from unskip.train.checkpoint import Resume, RunFolder
 from unskip.train.curves import draw_curves
 from unskip.train.metrics import read_metrics
 from unskip.train.penalties import Constraint, Penalty
+from unskip.train.quantized import NETWORK, quantization_aware, write_network
 from unskip.train.recipe import Recipe, load_recipe
 from unskip.train.trainer import Training
 
@@ -37,14 +40,23 @@ class Result:
     test_loss: float  # cross-entropy
     test_images: int
     val_error: float | None  # percent, of the same weights
+    val_loss: float | None
     parameters: int  # trained
     epochs: int
     steps: int
     seconds: float  # of all parts of the run, without reading the data
     stuck: bool  # the training loss ended no better than guessing
     out: str
+    sample: str = ""  # what the network writes, where it has learnt a text
 
     def __str__(self) -> str:
+        if self.sample:
+            val = "" if self.val_loss is None else f", validation loss {self.val_loss:.4f}"
+            return (
+                f"{self.network} on {self.dataset}: test loss {self.test_loss:.4f} (perplexity "
+                f"{math.exp(self.test_loss):.2f}) of {self.test_images:,} tokens{val}, {self.epochs} epochs, "
+                f"{self.steps:,} updates, {self.seconds:.0f} s, in {self.out}"
+            )
         val = "" if self.val_error is None else f", validation error {self.val_error:.2f} %"
         return (
             f"{self.network} on {self.dataset}: test error {self.test_error:.2f} % of {self.test_images:,} images{val}"
@@ -126,6 +138,12 @@ def train_one(
     own = "" if model is None else type(model).__name__
     model = build(recipe, data) if model is None else model
     try_out(model, data)
+    if recipe.network.init_from:
+        note = start_from(model, weights_from(recipe.network.init_from, command="train"), recipe.network.init_from)
+        data = replace(data, notes=(*data.notes, *([note] if note else [])))
+    if recipe.run.quantize:
+        model = quantization_aware(model, recipe, data)
+        own = own or f"{recipe.network} in {recipe.run.quantize} bits"
     with machine.own_forward(model), RunFolder(out) as folder:
         training = Training(machine.make_accelerator(recipe), recipe, model, data, folder, own=own, **more)
         yield from training.updates(resume, take_over=take_over)
@@ -152,7 +170,8 @@ def build(recipe: Recipe, data: DataSet) -> nn.Module:
 
 def try_out(model: nn.Module, data: DataSet) -> None:
     """Refuses a network that doesn't fit the data before anything is written."""
-    shape = (1, data.channels, data.image_size, data.image_size)
+    kind = "text" if data.vocabulary else "image"
+    shape, wanted = (1, *data.input_size), (1, *data.output_size)
     like = next(model.parameters(), None)
     if like is None:
         raise ValueError(f"train: {type(model).__name__} has no parameters, so there is nothing to train.")
@@ -160,15 +179,30 @@ def try_out(model: nn.Module, data: DataSet) -> None:
     model.eval()
     try:
         with torch.no_grad():
-            logits = model(torch.zeros(shape, device=like.device, dtype=like.dtype))
+            logits = model(torch.zeros(shape, device=like.device, dtype=torch.long if data.vocabulary else like.dtype))
     except RUN_ERRORS as error:
         why = reason(error)
-        raise ValueError(f"train: the network can't read images of shape {shape[1:]} (C, H, W): {why}.") from error
+        what = f"{kind}s of shape {shape[1:]} ({'T' if data.vocabulary else 'C, H, W'})"
+        raise ValueError(f"train: the network can't read {what}: {why}.") from error
     finally:
         model.train(training)
     found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}, no tensor,"
-    if found != f"shape {(1, data.classes)}":
-        raise ValueError(f"train: the network returns {found} for one image; {(1, data.classes)} is expected.")
+    if found != f"shape {wanted}":
+        raise ValueError(f"train: the network returns {found} for one {kind}; {wanted} is expected.")
+
+
+@torch.no_grad()
+def write_text(training: Training, tokens: int = 200, temperature: float = 0.8) -> str:
+    """The test's first tokens, and how the network goes on: each next one is drawn from what it predicts."""
+    data, model = training.data, training.bare if training.ema is None else training.ema.module
+    ids = data.test.labels[None, : min(data.image_size, 64)].to(training.accelerator.device)
+    generator = torch.Generator(ids.device).manual_seed(0)
+    model.eval()
+    with training.accelerator.autocast(), training.eager():
+        for _ in range(tokens):
+            logits = model(ids[:, -data.image_size :])[0, -1].float() / temperature
+            ids = torch.cat([ids, torch.multinomial(logits.softmax(-1), 1, generator=generator)[None]], dim=1)
+    return "".join(data.vocabulary[i] for i in ids[0].tolist())
 
 
 def finish(training: Training) -> Result:
@@ -180,21 +214,28 @@ def finish(training: Training) -> Result:
     if recipe.run.recalibrate_batchnorm:
         training.recalibrate_batchnorm()
     test_loss, test_error = training.evaluate(data.test)
+    val_loss, val_error = (None, None) if data.val is None else training.evaluate(data.val)
+    sample = write_text(training) if data.vocabulary else ""
     result = Result(
         network=network,
         dataset=data.name,
         test_error=test_error,
         test_loss=test_loss,
         test_images=len(data.test),
-        val_error=None if data.val is None else training.evaluate(data.val)[1],
+        val_error=val_error,
+        val_loss=val_loss,
         parameters=sum(p.numel() for p in training.bare.parameters() if p.requires_grad),
         epochs=recipe.run.epochs,
         steps=training.done,
         seconds=training.seconds,
         stuck=training.stuck,
         out=str(folder.path),
+        sample=sample,
     )
     saving.write_weights(training, "weights.safetensors")
+    if training.main and recipe.run.quantize:
+        model = training.bare if training.ema is None else training.ema.module
+        write_network(folder.path / NETWORK, model, recipe, data)
     if training.main:
         guess = data.chance_loss if recipe.optimizer.loss == "cross_entropy" else None
         picture = draw_curves(read_metrics(folder.metrics), f"{network} on {data.name}", guess)

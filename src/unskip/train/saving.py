@@ -30,11 +30,11 @@ def save(training: "Training") -> None:
     optimizer = machine.optimizer_state(t.accelerator, t.network, t.optimizer)
     random = gather_object([rng.get_state()])
     if t.metrics is not None:  # in the main process
-        scaler, size = t.accelerator.scaler, t.data.image_size
+        scaler = t.accelerator.scaler
         state = {
             "recipe": t.recipe.as_dict(),
             "data": t.fingerprint,
-            "input_size": [t.data.channels, size, size],
+            "input_size": [*t.data.input_size],
             "feed": type(t.feed).__name__,
             "network": weights,
             "optimizer": optimizer,

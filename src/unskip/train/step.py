@@ -34,7 +34,7 @@ class Step:
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         self.optimizer.zero_grad()
-        logits = self.network(x)
+        logits = class_axis(self.network(x), y)
         loss = self.criterion(logits, y)
         penalty = total(self.penalties, self.bare)
         self.accelerator.backward(loss if penalty is None else loss + penalty)
@@ -44,7 +44,7 @@ class Step:
         for constraint in self.constraints:
             constraint(self.bare)
         with torch.no_grad():
-            truth = y.argmax(1) if y.ndim == 2 else y  # mixed labels: the larger part
+            truth = y.argmax(1) if y.is_floating_point() else y  # mixed labels: the larger part
             error = 100 * (logits.argmax(1) != truth).to(loss.dtype).mean()
             return torch.stack([loss.detach(), error, torch.zeros_like(loss) if penalty is None else penalty.detach()])
 
@@ -121,6 +121,11 @@ def make_step(
         raise ValueError(f"recipe: cuda_graph=true is not possible here: {reason}. Set cuda_graph=false.")
     kind = GraphStep if recipe.run.cuda_graph else Step
     return kind(accelerator, network, optimizer, recipe, penalties, constraints)
+
+
+def class_axis(logits: Tensor, y: Tensor) -> Tensor:
+    """Logits with the classes on axis 1, where losses expect them. Those of a text come as (B, T, classes)."""
+    return logits.transpose(1, 2) if logits.ndim == 3 and y.ndim == 2 else logits
 
 
 def make_loss(recipe: Recipe) -> Callable[[Tensor, Tensor], Tensor]:

@@ -23,11 +23,11 @@ from unskip.data.sets import DataSet, Split
 from unskip.train import machine, saving
 from unskip.train.checkpoint import Resume, RunFolder
 from unskip.train.display import Display
-from unskip.train.metrics import Metrics
+from unskip.train.metrics import Metrics, WandbRun, tensorboard
 from unskip.train.optim import learning_rate, make_optimizer, set_rates
 from unskip.train.penalties import Constraint, Penalty, from_config
 from unskip.train.recipe import Recipe
-from unskip.train.step import STATS, compile_network, make_step
+from unskip.train.step import STATS, class_axis, compile_network, make_step
 
 
 class TrainingInterrupted(Exception):  # noqa: N818 - no error
@@ -90,7 +90,7 @@ class Training:
         self.done = 0  # updates
         self.sums = [0.0] * len(STATS)  # over the updates of this epoch that have been looked at
         self.seconds = 0.0  # of all parts of the run
-        self.best = math.inf  # validation error
+        self.best = math.inf  # validation error, of a text the loss
         self.stuck = False  # whether the last epoch was no better than guessing
         self.pending: list[tuple[dict[str, Any], Tensor]] = []  # updates whose numbers nobody has asked for
         self.asked_for: list[tuple[list[dict[str, Any]], Tensor, torch.cuda.Event | None]] = []  # groups under way
@@ -110,8 +110,12 @@ class Training:
             self.folder.write("recipe.toml", recipe.to_toml().encode())
         metrics: AbstractContextManager[Metrics | None] = nullcontext()
         if self.main:
-            board = self.folder.path / "tensorboard" if recipe.run.tensorboard else None
-            metrics = Metrics(self.folder.metrics, length, tensorboard=board, step=self.done)
+            boards = [
+                open_board(self.folder.path, self.done)
+                for asked, open_board in ((recipe.run.tensorboard, tensorboard), (recipe.run.wandb, WandbRun))
+                if asked
+            ]
+            metrics = Metrics(self.folder.metrics, length, boards=boards)
         display = Display(epochs=recipe.run.epochs, steps=self.feed.steps, step=self.done, silent=self.silent)
         with self.signals, metrics as self.metrics, display as self.display:
             for note in self.data.notes:
@@ -162,8 +166,11 @@ class Training:
         machine.average_norms(self.accelerator, self.bare)
         if self.data.val is not None:
             row["val_loss"], row["val_error"] = self.evaluate(self.data.val)
-            if self.recipe.run.keep == "best" and row["val_error"] < self.best:
-                self.best = row["val_error"]
+            if self.data.vocabulary:
+                row["perplexity"] = math.exp(min(row["val_loss"], 700.0))
+            score = "val_loss" if self.data.vocabulary else "val_error"
+            if self.recipe.run.keep == "best" and row[score] < self.best:
+                self.best = row[score]
                 saving.write_weights(self, "best.safetensors")
         row["images_per_s"] = images_per_s
         if self.metrics is not None:
@@ -243,9 +250,11 @@ class Training:
         sums = torch.zeros(3, dtype=torch.float64, device=self.accelerator.device)
         with self.accelerator.autocast(), self.eager():
             for x, y, weight in self.feed.evaluation(split):
-                logits = network(x).to(self.feed.dtype)
+                logits = class_axis(network(x).to(self.feed.dtype), y)
                 loss = F.cross_entropy(logits, y, reduction="none")
                 wrong = (logits.argmax(1) != y).to(logits.dtype)
+                if y.ndim == 2:  # the mean over a text's tokens
+                    loss, wrong = loss.mean(1), wrong.mean(1)
                 sums += torch.stack([(loss * weight).sum(), (wrong * weight).sum(), weight.sum()]).double()
         network.train(self.ema is None)
         loss_sum, wrong_sum, count = self.accelerator.reduce(sums, reduction="sum").tolist()

@@ -38,7 +38,7 @@
     return unit * [1, 2, 5, 10].find((m) => m * unit >= rough);
   }
   function scale(plot) {
-    const finite = networks.flatMap((n) => (n.series[plot.name]?.y ?? []).filter((v) => typeof v === "number"));
+    const finite = networks.flatMap((n) => [...(n.series[plot.name]?.y ?? []), ...(n.series[plot.name] ? n.bands[plot.name] ?? [] : [])].filter((v) => typeof v === "number"));
     const positive = finite.filter((v) => v > 0);
     if (plot.log && positive.length) {
       // A point just beyond a power of ten needs no decade of its own.
@@ -97,11 +97,12 @@
       const error = series.e?.[i];
       if (y !== null && !off && typeof error === "number" && error > 0) bars.push([x, Math.max(y - error, axis.min), Math.min(y + error, axis.max)]);
     });
+    const band = network.bands[plot.name], crossed = network.suspect !== null && network.crossed.includes(plot.name);
     const last = layers.length - 1, interval = Math.max(1, niceStep(Math.max(1, last)));
     const text = { color: INK.soft, fontSize: 12, fontFamily: "inherit" };
     return {
       animation: false,
-      grid: { left: 8, right: 14, top: 10, bottom: 24, outerBoundsMode: "same", outerBoundsContain: "axisLabel" },
+      grid: { left: 8, right: 14, top: 18, bottom: 24, outerBoundsMode: "same", outerBoundsContain: "axisLabel" },
       tooltip: {
         trigger: "axis", confine: true, transitionDuration: 0, padding: [6, 10],
         backgroundColor: "var(--card)", borderColor: INK.line, extraCssText: "box-shadow:0 2px 10px rgba(0,0,0,.15)",
@@ -118,7 +119,7 @@
         type: "value", min: 0, max: Math.max(1, last), minInterval: 1, splitLine: { show: false },
         axisLine: { onZero: false, lineStyle: { color: INK.line } }, axisTick: { show: false },
         interval, name: "layer", nameLocation: "middle", nameGap: 21, nameTextStyle: { ...text, color: INK.faint },
-        axisLabel: { ...text, color: INK.faint, hideOverlap: true, showMaxLabel: last % interval > interval / 2 || last % interval === 0, formatter: (v) => (Number.isInteger(v) ? String(v + 1) : "") },
+        axisLabel: { ...text, color: INK.faint, hideOverlap: true, showMaxLabel: last % interval > interval / 2 || last % interval === 0, formatter: (v) => (Number.isInteger(v) && layers[v] ? String(layers[v].depth || v + 1) : "") },
       },
       yAxis: {
         type: axis.log ? "log" : "value", min: axis.min, max: axis.max, interval: axis.interval, logBase: 10,
@@ -138,6 +139,21 @@
             return { type: "line", shape: { x1: x, x2: x, y1: low, y2: high }, style: { stroke: color, lineWidth: 1, opacity: 0.45 } };
           },
         },
+        ...(!band ? [] : [{
+          id: "band", type: "custom", silent: true, tooltip: { show: false }, data: [[0, band[0] ?? axis.min, band[1] ?? axis.max]], z: 0,
+          renderItem: (params, api) => {
+            const { x, y, width, height } = params.coordSys;
+            const within = (v) => Math.min(Math.max(api.coord([0, v])[1], y), y + height);
+            const top = within(api.value(2)), bottom = within(api.value(1));
+            return { type: "rect", shape: { x, y: top, width, height: bottom - top }, style: { fill: "var(--band)" } };
+          },
+        }]),
+        ...(network.suspect === null ? [] : [{
+          id: "suspect", type: "scatter", data: [], silent: true, tooltip: { show: false }, z: 1,
+          markLine: { silent: true, symbol: "none", animation: false, data: [{ xAxis: network.suspect }],
+            lineStyle: { color: "var(--bad)", type: [4, 3], width: 1.2 },
+            label: { show: crossed, formatter: "limit crossed", color: "var(--bad)", fontSize: 11, fontFamily: "inherit", rotate: 0, position: "insideEndTop" } },
+        }]),
         { id: "picked", type: "scatter", data: [], symbol: "circle", symbolSize: 10, silent: true, tooltip: { show: false }, itemStyle: { color: "transparent", borderColor: INK.pick, borderWidth: 2 }, z: 5,
           markLine: { silent: true, symbol: "none", animation: false, label: { show: false }, lineStyle: { color: INK.pick, type: "solid", width: 1, opacity: 0.7 }, data: [] } },
       ],
@@ -230,7 +246,7 @@
       const { select, range, output } = pickers[other], layer = network.layers[picked[other]];
       select.value = range.value = String(picked[other]);
       range.setAttribute("aria-valuetext", layer.name);
-      output.textContent = `${picked[other] + 1} of ${network.layers.length} \u00b7 ${about(layer)}`;
+      output.textContent = [layer.depth ? `layer ${layer.depth} of ${network.depth}` : "", about(layer)].filter(Boolean).join(" \u00b7 ");
     });
     if (waiting) return; // a slider sends events faster than forty plots can be drawn
     waiting = true;
@@ -291,7 +307,7 @@
       const axis = scale(plot), id = `measure-${charts.length}`;
       place.append(el("section", { class: "measure", "aria-labelledby": id },
         el("h3", { id }, plot.title),
-        el("p", { class: "healthy" }, el("b", {}, "Healthy: "), plot.healthy),
+        el("p", { class: "healthy" }, el("b", {}, "Healthy: "), plot.healthy, ...(networks.some((n) => n.bands[plot.name]) ? [" ", el("span", { class: "band" }, "The shaded band."), ] : [])),
         el("div", { class: "pair" }, ...networks.map((network, which) => figure(plot, network, which, axis))),
         el("p", { class: "source" }, plot.source)));
     }
