@@ -265,34 +265,66 @@ def _remedies() -> dict[str, Candidate]:
         skips = partial(_skipped, base, unit)
         found[f"{name} + skips"] = Candidate(name=f"{name} + skips", guess="trains", build=skips)
         for change, arguments in changes.items():
+            if change == "skips_batchnorm":  # a norm in the units that the skips go around
+                normed = partial(_skipped, partial(base, **arguments), unit + 1)
+                found[f"{name} + skips, batchnorm"] = Candidate(
+                    name=f"{name} + skips, batchnorm", guess="trains", build=normed
+                )
+                continue
             with_change = base if "rates" in arguments else partial(base, **arguments)
             training = arguments if "rates" in arguments else {}
             label = f"{name} + {change.replace('_', ' ')}"
             found[label] = Candidate(name=label, guess="trains", build=with_change, **training)
 
+    norms, norms2 = ({"batchnorm": {"norm": norm}, "skips_batchnorm": {"norm": norm}} for norm in (BN, BN2))
     he: dict[str, Any] = {"init": "normal", "gain": HE}
     orthogonal: dict[str, Any] = {"init": "orthogonal", "gain": 1}
     leaky_he: dict[str, Any] = {"act": leaky(0.3), "gain": math.sqrt(2 / 1.09)}
     # vanishing gradient
     default: dict[str, Any] = {"init": "torch"}
-    add("mlp20 relu torch", partial(mlp, 20, **default), he=he, batchnorm={"norm": BN}, layernorm={"norm": LN},
+    add("mlp20 relu torch", partial(mlp, 20, **default), he=he, **norms, layernorm={"norm": LN},
         he_batchnorm={**he, "norm": BN})  # fmt: skip
-    add("mlp12 sigmoid gain 1", partial(mlp, 12, act=nn.Sigmoid, gain=1), gain_4={"gain": 4}, batchnorm={"norm": BN},
+    add("mlp12 sigmoid gain 1", partial(mlp, 12, act=nn.Sigmoid, gain=1), gain_4={"gain": 4}, **norms,
         relu_he={**he, "act": nn.ReLU})  # fmt: skip
-    add("mlp40 tanh gain 0.7", partial(mlp, 40, act=nn.Tanh, gain=0.7), orthogonal=orthogonal, batchnorm={"norm": BN})
-    add("mlp30 gelu torch", partial(mlp, 30, act=nn.GELU, **default), he=he, batchnorm={"norm": BN},
+    add(
+        "mlp40 tanh gain 0.7",
+        partial(mlp, 40, act=nn.Tanh, gain=0.7),
+        orthogonal=orthogonal,
+        skips_batchnorm={"norm": BN},
+        batchnorm={"norm": BN},
+    )
+    add("mlp30 gelu torch", partial(mlp, 30, act=nn.GELU, **default), he=he, **norms,
         layernorm={"norm": LN})  # fmt: skip
-    add("conv12 gelu torch", partial(conv, 12, act=nn.GELU, **default), he=he, batchnorm={"norm": BN2})
-    add("conv60 relu torch", partial(conv, 60, **default), he=he, batchnorm={"norm": BN2},
+    add(
+        "conv12 gelu torch",
+        partial(conv, 12, act=nn.GELU, **default),
+        he=he,
+        skips_batchnorm={"norm": BN2},
+        batchnorm={"norm": BN2},
+    )
+    add("conv60 relu torch", partial(conv, 60, **default), he=he, **norms2,
         leaky_batchnorm={**leaky_he, "init": "normal", "norm": BN2})  # fmt: skip
     found["vit6 + adamw"] = Candidate(name="vit6 + adamw", guess="trains", build=lambda: vit(6), **ADAMW)
     # singularity
-    add("mlp100 relu he", partial(mlp, 100), batchnorm={"norm": BN}, layernorm={"norm": LN}, leaky=leaky_he,
+    add("mlp100 relu he", partial(mlp, 100), **norms, layernorm={"norm": LN}, leaky=leaky_he,
         orthogonal={"init": "orthogonal", "gain": HE}, tied={"init": "tied"},
         tied_batchnorm={"init": "tied", "norm": BN}, leaky_batchnorm={**leaky_he, "norm": BN})  # fmt: skip
-    add("mlp30 relu he", partial(mlp, 30), batchnorm={"norm": BN}, layernorm={"norm": LN}, leaky=leaky_he)
-    add("mlp10 tanh torch", partial(mlp, 10, act=nn.Tanh, **default), orthogonal=orthogonal, batchnorm={"norm": BN})
-    add("conv40 relu he", partial(conv, 40), batchnorm={"norm": BN2}, leaky=leaky_he,
+    add(
+        "mlp30 relu he",
+        partial(mlp, 30),
+        skips_batchnorm={"norm": BN},
+        batchnorm={"norm": BN},
+        layernorm={"norm": LN},
+        leaky=leaky_he,
+    )
+    add(
+        "mlp10 tanh torch",
+        partial(mlp, 10, act=nn.Tanh, **default),
+        orthogonal=orthogonal,
+        skips_batchnorm={"norm": BN},
+        batchnorm={"norm": BN},
+    )
+    add("conv40 relu he", partial(conv, 40), **norms2, leaky=leaky_he,
         leaky_batchnorm={**leaky_he, "norm": BN2})  # fmt: skip
     # dissipating
     add("mlp60 relu batchnorm", partial(mlp, 60, norm=BN), 3, layernorm={"norm": LN}, tied={"init": "tied"},
@@ -306,16 +338,23 @@ def _remedies() -> dict[str, Candidate]:
         name="plain56 + adamw", guess="trains", build=lambda: resnet(56, "plain"), **ADAMW
     )
     # exploding gradient
-    add("mlp40 relu gain 2.4", partial(mlp, 40, gain=2.4), he=he, batchnorm={"norm": BN}, low_rate=LOW)
-    add("mlp100 selu lecun", partial(mlp, 100, act=nn.SELU, gain=1), batchnorm={"norm": BN}, orthogonal=orthogonal,
+    add(
+        "mlp40 relu gain 2.4",
+        partial(mlp, 40, gain=2.4),
+        he=he,
+        skips_batchnorm={"norm": BN},
+        batchnorm={"norm": BN},
+        low_rate=LOW,
+    )
+    add("mlp100 selu lecun", partial(mlp, 100, act=nn.SELU, gain=1), **norms, orthogonal=orthogonal,
         low_rate=LOW)  # fmt: skip
     add("mlp30 relu torch batchnorm", partial(mlp, 30, norm=BN, **default), 3, he=he, low_rate=LOW,
         tied={"init": "tied"})  # fmt: skip
     # saturation
     add("mlp40 tanh gain 4", partial(mlp, 40, act=nn.Tanh, gain=4), orthogonal=orthogonal, gain_1={"gain": 1},
-        batchnorm={"norm": BN})  # fmt: skip
+        **norms)  # fmt: skip
     add("mlp12 tanh gain 6", partial(mlp, 12, act=nn.Tanh, gain=6), orthogonal=orthogonal, gain_1={"gain": 1},
-        batchnorm={"norm": BN})  # fmt: skip
+        **norms)  # fmt: skip
     return found
 
 

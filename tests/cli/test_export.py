@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from unskip import create_model
+from unskip._core.rng import seeded
 from unskip.cli.commands import app
 from unskip.io.load import load_model
 from unskip.train import load_recipe, run
@@ -99,10 +100,21 @@ def test_from_a_run_to_int8(trained: Path, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_residual_network_by_name_stays_as_it_is(tmp_path: Path) -> None:
-    shown = invoke("export", "resnet20", "-o", tmp_path / "net.pt2")
+    shown = invoke("export", "resnet20", "-o", tmp_path / "net.pt2", "--keep-skips")
     assert shown.startswith("resnet20, as it is (fold: 'layer1.0' (CifarBlock) keeps its skip connection")
     program = torch.export.load(str(tmp_path / "net.pt2"))
     assert program.module()(torch.randn(4, 3, 32, 32)).shape == (4, 10)
+
+
+def test_skips_are_refused_or_removed(tmp_path: Path, refused: Callable[[list[str]], str]) -> None:
+    words = ["export", "resnet20", "-o", str(tmp_path / "net.onnx")]
+    assert "keeps 9 skip connections ('layer1.0' first). --method rm removes them" in refused(words)
+    assert "method='pnnh' does not keep the network's function" in refused([*words, "--method", "pnnh"])
+    assert invoke(*words, "--method", "rm").startswith("resnet20, rm, folded (dense): ")
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad(), seeded(0):
+        wanted = create_model("resnet20").eval()(x).numpy()
+    assert np.abs(answers(tmp_path / "net.onnx", x) - wanted).max() <= 1e-4 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import functional as TF
 
 from tests.data.test_sets import write_folder
@@ -182,6 +183,42 @@ def test_mixing_gives_soft_labels_and_leaves_the_generators_alone() -> None:
     assert torch.equal(y, labels)
     hard, _ = next(feed(Recipe.of(batch=32)).epoch(0))
     assert not torch.equal(x, hard)
+
+
+def test_feeds_of_a_data_set_share_its_images() -> None:
+    recipe = Recipe.of(batch=32, crop="pad")
+    data = load(recipe.data)
+    one, two = (make_feed(data, recipe.data, **{**recipe.feeding, "seed": seed}) for seed in (0, 1))
+    assert isinstance(one, DeviceFeed)
+    assert isinstance(two, DeviceFeed)
+    assert one.padded.data_ptr() == two.padded.data_ptr()
+    assert not torch.equal(next(one.epoch(0))[1], next(two.epoch(0))[1])
+
+
+def test_erasing_is_timms() -> None:
+    """As often, as large and as long as timm's RandomErasing, filled with noise; outside the image is what it was."""
+    side, n = 64, 4000
+    ours = feed(Recipe.of(batch=32, image_size=side, erase=0.5))
+    assert isinstance(ours, DeviceFeed)
+    boxes = ours.erased(n, torch.Generator().manual_seed(0)).double()
+    height, width = boxes[:, 1] - boxes[:, 0], boxes[:, 3] - boxes[:, 2]
+    assert boxes.min() >= 0
+    assert boxes.max() <= side
+    erase = RandomErasing(1.0, mode="const", device="cpu")
+    blank = [erase(torch.ones(1, side, side))[0] == 0 for _ in range(1500)]
+    drawn = (height * width)[height > 0] / side**2
+    assert len(drawn) / n == pytest.approx(0.5, abs=0.03)
+    assert float(drawn.mean()) == pytest.approx(float(torch.stack(blank).double().mean()), abs=0.01)
+    lengths = torch.stack([mask.any(1).sum() for mask in blank]).double()
+    assert float(height[height > 0].mean()) == pytest.approx(float(lengths.mean()), rel=0.05)
+    x, _ = next(ours.epoch(0))
+    whole, _ = next(feed(Recipe.of(batch=32, image_size=side)).epoch(0))
+    changed = (x != whole).any(1).flatten(1).double().mean(1)
+    assert 4 < (changed > 0).sum() < 28
+    assert changed.max() <= 0.4
+    noise = x[(x != whole)]
+    assert abs(noise.mean()) < 0.05
+    assert float(noise.std()) == pytest.approx(1.0, abs=0.05)
 
 
 def test_refused(tmp_path: Path) -> None:

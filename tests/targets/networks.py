@@ -35,8 +35,9 @@ def cifar10(part: str, count: int) -> tuple[Tensor, Tensor]:
     return images.contiguous(), torch.from_numpy(labels).long()
 
 
-def normalised(images: Tensor) -> Tensor:
-    return (images - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+def normalised(images: Tensor, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD) -> Tensor:
+    """Images as a network was trained on them."""
+    return (images - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
 
 
 def mlperf_resnet8() -> nn.Module:

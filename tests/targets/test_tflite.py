@@ -45,8 +45,10 @@ def test_int8_keeps_the_accuracy_on_all_test_images(name: str, points: float, tm
         calibrate, images = normalised(calibrate), normalised(images)
         network = plain(akamaster_resnet20(), images[:4])
     else:
-        loaded = unskip.create_model(name, num_classes=10, pretrained=True).eval()
-        network = unskip.fold(loaded)
+        trained = unskip.create_model(name, pretrained=True).eval()
+        mean, std = (trained.pretrained_cfg[key] for key in ("mean", "std"))
+        calibrate, images = normalised(calibrate, mean, std), normalised(images, mean, std)
+        network = unskip.fold(trained)
     target = Tflite(calibrate=calibrate, test=(images, labels), limit=points)
     done = unskip.export(network, tmp_path / "net.tflite", example=images[:4], target=target)
     print(f"\n{done}")

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
+from torch._dynamo.utils import counters
 
 from tests.train.small import SMALL
 from unskip.train import TrainingInterrupted, run
@@ -65,3 +67,33 @@ def test_runs_of_another_host_are_taken_over_when_asked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"1 of 1 runs failed. s0 ended with ValueError: .*on host 'elsewhere'"):
         run_many(recipes, tmp_path)
     assert run_many(recipes, tmp_path, take_over=True)["s0"].test_error is not None
+
+
+def test_results_alone_are_kept_and_no_run_is_begun_that_would_not_end(tmp_path: Path) -> None:
+    """Of two runs, one at a time, the second is too long for what is left; what stays of the first is its result."""
+    long = RECIPES["s1"].replace(epochs=100_000)
+    with pytest.raises(TrainingInterrupted, match="1 runs would not have ended within 5 minutes and were not started"):
+        run_many({"s0": RECIPES["s0"], "s1": long}, tmp_path, at_once=1, minutes=5, whole_runs=True, results_only=True)
+    assert {file.name for file in (tmp_path / "s0").iterdir()} == {"recipe.toml", "result.json", "metrics.jsonl"}
+    assert not (tmp_path / "s1").exists()
+    kept = finished(tmp_path / "s0")
+    assert kept is not None
+    assert len(kept.epochs) == 2
+    assert kept.val_loss == kept.epochs[-1]["val_loss"]
+
+
+@pytest.mark.full
+def test_networks_side_by_side_share_compiled_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second and third seed compile nothing; without the compiler's last step, which takes minutes."""
+    compile_in_place = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda module: compile_in_place(module, backend="aot_eager"))
+    recipe = SMALL.replace(model="resnet20", options={"widths": [4, 8, 8]}, epochs=1, batch=512, compile="blocks")
+    torch._dynamo.reset()
+    before = counters["stats"]["unique_graphs"]
+    run_many({"a": recipe}, tmp_path)
+    first = counters["stats"]["unique_graphs"] - before
+    results = run_many({"b": recipe.replace(seed=1), "c": recipe.replace(seed=2)}, tmp_path, at_once=2)
+    assert 0 < first < 9, "fewer than there are blocks"
+    assert counters["stats"]["unique_graphs"] - before == first
+    eager = run_many({"d": recipe.replace(seed=1, compile="no")}, tmp_path)["d"]
+    assert results["b"].epochs[-1]["loss"] == pytest.approx(eager.epochs[-1]["loss"], rel=1e-3)

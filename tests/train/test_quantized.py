@@ -8,7 +8,7 @@ import torch
 
 import unskip
 from unskip.data.config import DataConfig
-from unskip.data.sets import DataSet, Split, load
+from unskip.data.sets import DataSet, load
 from unskip.models.cifar import cifar_resnet
 from unskip.ship import FakeQuantized, fake_quantized, fold, quantize
 from unskip.train import Recipe, run
@@ -28,7 +28,13 @@ def trained(digits: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def recipe(**more: object) -> Recipe:
     return Recipe.of(
-        model="resnet20", options={"widths": [8, 8, 8]}, dataset="digits", val_fraction=0.0, batch=64, device="cpu", **more
+        model="resnet20",
+        options={"widths": [8, 8, 8]},
+        dataset="digits",
+        val_fraction=0.0,
+        batch=64,
+        device="cpu",
+        **more,
     )
 
 

@@ -110,7 +110,8 @@ def layer_with(weight: Tensor, bias: Tensor | None = None, **settings: Any) -> n
     new: nn.Conv2d | nn.Linear
     if kernel:
         inputs *= settings.get("groups", 1)
-        new = nn.Conv2d(inputs, outputs, tuple(kernel), bias=bias is not None, device="meta", **settings)  # type: ignore[arg-type]
+        kind = nn.Conv1d if len(kernel) == 1 else nn.Conv2d
+        new = kind(inputs, outputs, tuple(kernel), bias=bias is not None, device="meta", **settings)  # type: ignore[arg-type]
     else:
         new = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
     new.weight = nn.Parameter(weight.detach().clone().contiguous())

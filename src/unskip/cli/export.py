@@ -1,4 +1,4 @@
-"""`unskip export`: a network as ONNX or torch.export, checked by running it, in 8 bits where asked for."""
+"""`unskip export`: a network as ONNX, torch.export or for a device, checked by running it, in 8 bits on request."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +15,12 @@ def export(
         str | None,
         typer.Option(help="A device's tool chain: hls4ml (-o FOLDER), qonnx, tflite, executorch; docs/targets.md."),
     ] = None,
+    method: Annotated[
+        str, typer.Option(help="Remove its skips first, by a method that keeps its function: rm.", show_default="none")
+    ] = "",
+    keep_skips: Annotated[
+        bool, typer.Option("--keep-skips", help="Write a network with skip connections as it is.")
+    ] = False,
     fold: Annotated[
         str, typer.Option(help="Fold it first: dense, fast, no; auto is dense wherever it can be folded.")
     ] = "auto",
@@ -46,7 +52,7 @@ def export(
     seed: Seed = 0,
     force: Force = False,
 ) -> None:
-    """Writes a network as ONNX, torch.export or for a device, runs the file on fresh inputs, and prints how far the two agree.
+    """Writes a network as ONNX, torch.export or for a device, runs the file, and prints how far the two agree.
 
     Exit codes: 0 done; 2 an argument is wrong, or the file is not the network's function, or INT8 loses
     more than the limit, and nothing was written.
@@ -56,12 +62,6 @@ def export(
 
     how = int8_of(int8, calibrate, inputs=calibration_images, bits=bits, limit=limit)
     words, written = export_to_file(
-        source,
-        out,
-        form=fold,
-        target=target,
-        opset=opset,
-        int8=how,
-        force=force,  # type: ignore[arg-type]
-    )
+        source, out, method=method, keep_skips=keep_skips, form=fold, target=target, opset=opset, int8=how, force=force,  # type: ignore[arg-type]
+    )  # fmt: skip
     print(f"{words}\n{written}")

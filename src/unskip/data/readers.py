@@ -223,7 +223,7 @@ NPZ = (
 )
 
 
-@register_dataset("npz", layout=NPZ, found_at=Path.is_file)
+@register_dataset("npz", layout=NPZ, found_at=lambda root: root.is_file() and root.suffix != ".txt")
 def npz(config: DataConfig, root: Path) -> DataSet:
     path = root
     if path.is_dir():

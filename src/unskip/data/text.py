@@ -24,7 +24,7 @@ def find_text(root: Path) -> Path | None:
     return files[0] if len(files) == 1 and files[0].suffix == ".txt" else None
 
 
-@register_dataset("text", layout=LAYOUT, found_at=lambda root: find_text(root) is not None)
+@register_dataset("text", layout=LAYOUT, found_at=lambda root: root.is_file() and root.suffix == ".txt")
 def text(config: DataConfig, root: Path) -> DataSet:
     """Any text file in UTF-8, or any bytes."""
     path = find_text(root)
@@ -32,8 +32,9 @@ def text(config: DataConfig, root: Path) -> DataSet:
         raise ValueError(f"data: {root} {LAYOUT}")
     check_file(path, "data")
     raw = path.read_bytes()
+    numbers: np.ndarray
     if config.tokens == "bytes":
-        numbers, vocabulary = np.frombuffer(raw, np.uint8), tuple(chr(byte) for byte in range(256))
+        numbers, vocabulary = np.frombuffer(raw, np.uint8), tuple(map(chr, range(256)))
     else:
         try:
             codes = np.frombuffer(raw.decode("utf-8").encode("utf-32-le"), np.uint32)

@@ -22,7 +22,7 @@ from unskip.io.load import LoadedModel, Shape, load_model, note_on_weights
 from unskip.methods import resolve_method
 from unskip.ship import Exported, Quantized, convert, export, fold, quantize
 from unskip.ship.export import OPSET
-from unskip.ship.fold import Form, Refusal
+from unskip.ship.fold import Form, Refusal, blocks_with_skips
 from unskip.ship.int8 import LIMIT, Bits
 from unskip.ship.targets import Target, Tflite
 from unskip.surgery import (
@@ -239,6 +239,8 @@ def export_to_file(
     source: ModelSource,
     out: Path,
     *,
+    method: str = "",
+    keep_skips: bool = False,
     form: FoldFirst = "auto",
     target: str | None = None,
     opset: int | None = None,
@@ -250,6 +252,8 @@ def export_to_file(
     Args:
         source: the network.
         out: the file, `.onnx` or `.pt2`, or what the target's tools write.
+        method: an exact one, by which skips are removed first.
+        keep_skips: whether a network with skips may be written; else it is an error.
         form: how it is folded first; 'auto' is dense where it can be folded.
         target: a device's tool chain, of `unskip.ship.targets.TARGETS`.
         opset: of ONNX, `unskip.ship.export.OPSET` unless given.
@@ -262,7 +266,7 @@ def export_to_file(
         raise ValueError(f"export: --int8 is for ONNX and for --target tflite, and not for --target {target}.")
     opset = OPSET if opset is None else opset
     check_free(out, command="export", argument="--out", force=force, overwrite="--force")
-    loaded = given = source.load("export")
+    loaded = given = _without_skips(source.load("export"), method, keep_skips)
     words = given.name
     if form in get_args(Form):
         loaded = _folded(given, form)  # type: ignore[arg-type]
@@ -290,6 +294,21 @@ def export_to_file(
         metadata=metadata, force=force,
     )  # fmt: skip
     return words, quantized
+
+
+def _without_skips(loaded: LoadedModel, method: str, keep_skips: bool) -> LoadedModel:
+    """The network, converted by the exact method if there is one; refused where skips stay and may not."""
+    if method:
+        model = convert(loaded.model, method, example=example_for(loaded), strict=not keep_skips)
+        loaded = replace(loaded, name=f"{loaded.name}, {method}", model=model, registered={})
+    kept = [path for path, _ in blocks_with_skips(loaded.model)]
+    kept += getattr(getattr(loaded.model, "surgery", None), "left", ())
+    if kept and not keep_skips:
+        raise ValueError(
+            f"export: {loaded.name} keeps {len(kept)} skip connections ({kept[0]!r} first). --method rm removes them "
+            "and keeps the function; --keep-skips writes the network as it is."
+        )
+    return loaded
 
 
 def _prepared(loaded: LoadedModel, int8: Int8) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]], dict[str, str]]:

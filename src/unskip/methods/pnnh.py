@@ -38,6 +38,7 @@ from unskip.methods.spec import (
     RECTIFIERS,
     BlockSpec,
     Conv,
+    Layer,
     Stage,
     Unsupported,
     conv_arguments,
@@ -146,15 +147,15 @@ class PNNH:
     """
 
     ratio: float = 0.5  # C_B / C (C_B / C_low in bottlenecks), above 0 and at most 1/2
-    pretext: str = "auto"  # what the coder is; auto: group_average in CNNs, fitted in MLPs, the identity beside skip-free attention
+    pretext: str = (
+        "auto"  # what the coder is; auto: group_average in CNNs, fitted in MLPs, identity by skip-free attention
+    )
     norm: Norm = "first"  # norms of the learner: after W_1 only (Appendix D), or after the last convolution too
     scale: float = 0.3  # of the last layer at initialisation, relative to He's
     transition: Transition = "coded"  # transitions with a coder of their own, or whole without one
     signed: Signed = "paired"  # blocks with linear output (MobileNet-V2): carry x+ and x-, or put σ after the sum
     uncarried: Uncarried = "kxk"  # taps for the channels that pretext="identity" does not carry: all, or the centre
-    linear_start: bool | None = (
-        None  # MLP learners pass on uncarried channels at first; None: beside skip-free attention
-    )
+    linear_start: bool | None = None  # MLP learners first pass on what is not carried; None: beside skip-free attention
     hidden: Mapping[int, int] | None = None  # width of the learner by that of the block, {48: 8}; None: H - C_B
     head_norm: bool | None = None  # a norm before pooling; None: unless a norm follows the last block anyway
     block: BlockForm = "auto"  # plain: the formula; fast: no matrices; lean: less memory; auto: fast (MobileNet: lean)
@@ -378,15 +379,15 @@ def start_linear(learner: nn.Sequential, coder: CoderSpec) -> None:
     A start as in Looks Linear networks (Balduzzi et al. 2017, arXiv:1702.08591, section 4.1), all of it trained.
     Without it random features of width C - C_B follow each other, layer by layer, and each loses a part of the tokens.
     """
-    first, last = learner.conv1, learner.get_submodule("conv2")
+    first, last = learner.get_submodule("conv1"), learner.get_submodule("conv2")
     if not (coder.paired and coder.pretext == "identity" and isinstance(first, nn.Linear)):
         raise Unsupported("linear_start is for MLPs whose coder is the identity of both signs; leave it out")
     assert isinstance(last, nn.Linear)
     carried = coder.code // 2
     n = min(coder.channels - carried, first.out_features // 2)
     Q = nn.init.orthogonal_(torch.empty_like(first.weight[:n, carried : carried + n]))
-    for layer in (first.weight[: 2 * n], last.weight[:, : 2 * n]):
-        layer.zero_()
+    for part in (first.weight[: 2 * n], last.weight[:, : 2 * n]):
+        part.zero_()
     first.weight[: 2 * n, carried : carried + n] = torch.cat([Q, -Q])
     last.weight[carried : carried + n, : 2 * n] = torch.cat([Q, -Q]).T
 
@@ -574,7 +575,7 @@ def passes_positive(act: nn.Module) -> bool:
     return bool(torch.allclose(copy.deepcopy(act)(z.clone()), z))
 
 
-def conv_like(stage: Stage, fan_in: int, fan_out: int) -> Conv:
+def conv_like(stage: Layer, fan_in: int, fan_out: int) -> Conv:
     """A convolution or linear layer like that of a stage, between other widths; what it pads is part of it."""
     old = stage.conv
     if min(fan_in, fan_out) < 1:
@@ -590,7 +591,7 @@ def conv_like(stage: Stage, fan_in: int, fan_out: int) -> Conv:
             "not divide; another ratio may"
         )
     made = conv_arguments(old)  # type: ignore[arg-type]
-    if stage.pad:
+    if getattr(stage, "pad", ()):
         made["padding"] = tuple(d * (k - 1) // 2 for k, d in zip(old.kernel_size, old.dilation, strict=True))
     return type(old)(fan_in, fan_out, groups=groups, bias=old.bias is not None, **made)  # type: ignore[return-value]
 

@@ -20,31 +20,34 @@ own channels and leave the carried ones alone (`norm='keep'`), so the network ca
 import copy
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
-from unskip._core.layers import inherits_from
+from unskip._core.layers import inherits_from, layer_with
 from unskip.coders import CoderBank
+from unskip.methods.pieces import Scale, Shift
 from unskip.methods.pnnh import norm_like
 from unskip.methods.registry import check_options, register_method
 from unskip.methods.spec import (
+    DROPOUTS,
+    LAYERS,
     NO_OPS,
-    NORMS,
     BlockSpec,
-    BranchLayer,
+    Stage,
     Unsupported,
     describe,
     exact,
     factory,
     is_activation,
     is_batch_norm,
+    is_elementwise,
     norm_as_affine,
     replace_weight,
-    square,
     ungrouped,
 )
 
@@ -86,14 +89,16 @@ class RMBlock(nn.Sequential):
         for name, module in self.named_children():
             conv = parts.get(before)
             if isinstance(module, BesideNorm) and _absorbable(module.norm):
-                assert isinstance(conv, nn.Conv2d)
+                assert conv is not None
                 n = module.channels
                 weight = exact(conv.weight)
                 bias = weight.new_zeros(len(weight)) if conv.bias is None else exact(conv.bias)
-                own, shift = _absorb(weight[:n], bias[:n], module.norm)
+                own, shift = _affine(weight[:n], bias[:n], *norm_as_affine(module.norm))
                 # What is carried has no bias at first, and may have one after training.
                 bias = torch.cat([shift, bias[n:]])
-                parts[before] = replace_weight(conv, torch.cat([own, weight[n:]]), bias, groups=conv.groups)
+                parts[before] = replace_weight(
+                    conv, torch.cat([own, weight[n:]]), bias, groups=getattr(conv, "groups", 1)
+                )
             else:
                 parts[name] = module
                 before = name
@@ -101,16 +106,17 @@ class RMBlock(nn.Sequential):
 
 
 class BesideNorm(nn.Module):
-    """A norm of the branch's channels; the carried ones, behind them, pass."""
+    """A norm, gate or gain of the branch's channels; the carried ones, behind them, pass."""
 
-    def __init__(self, norm: nn.Module, channels: int) -> None:
+    def __init__(self, norm: nn.Module, channels: int, axis: int = 1) -> None:
         super().__init__()
         self.norm = norm
         self.channels = channels
+        self.axis = axis
 
     def forward(self, x: Tensor) -> Tensor:
-        own, carried = x[:, : self.channels], x[:, self.channels :]
-        return torch.cat([self.norm(own), carried], 1)
+        own, carried = x.tensor_split([self.channels], self.axis)
+        return torch.cat([self.norm(own), carried], self.axis)
 
 
 class CappedReLU(nn.Module):
@@ -124,7 +130,7 @@ class CappedReLU(nn.Module):
         self.register_buffer("cap", cap)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.minimum(x.relu(), self.cap.view(-1, 1, 1))
+        return torch.minimum(x.relu(), self.cap.view(-1, *[1] * (x.ndim - 2)))
 
 
 class Divisible(nn.Module):
@@ -173,56 +179,58 @@ class RM:
     def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
         if not spec.skip:
             return None
-        front, layers, nonnegative = _in_a_row(spec)
+        spec, enter, leave = spec.framed()
+        front, cells, nonnegative = _in_a_row(spec, enter)
         path = _shortcut(spec)
-        inner = [layer.act for layer in layers[:-1] if layer.act is not None]
-        signed = bool(inner) and not nonnegative
-        capped = any(isinstance(act, nn.ReLU6) for act in inner)
-        scaled = capped and self.relu6 == "scale"
+        acts = [act for cell in cells[:-1] if (act := cell.act) is not None]
+        signed = any(map(_is_odd, acts)) or (bool(acts) and not nonnegative)
+        scaled = self.relu6 == "scale" and any(isinstance(act, nn.ReLU6) for act in acts)
         shift = self.scale if scaled else 0
-        slope = math.prod(_slope(act) for act in inner)  # of negative numbers on their way
+        slope = _mix(cells) if signed else 0.0  # of negative numbers on their way
         if path.window > 1 and signed:
-            _check_average(layers)
+            _check_average(cells)
 
         parts: OrderedDict[str, nn.Module] = OrderedDict()
         if path.window > 1:
             parts["guard"] = Divisible(path.window)
-        parts |= {f"pre{i + 1}": module for i, module in enumerate(front)}
-        channels = spec.in_features
+        parts |= {f"pre{i + 1}": module for i, module in enumerate((*front, *enter))}
+        channels = cells[0].in_features
         carry = torch.eye(channels, dtype=torch.float64, device=path.weight.device) * 2.0**-shift
         project = path.weight * 2.0**shift
         if signed:
             carry = torch.cat([carry, -carry])
             project = torch.cat([project, -project], 1) / (1 + slope)
-        layouts = _layouts(layers, len(carry), self.middle)
-        for i, layer in enumerate(layers):
-            conv, norm = layer.conv, layer.norm
-            assert isinstance(conv, nn.Conv2d)
-            own, bias = exact(conv.weight), None if conv.bias is None else exact(conv.bias)
-            last = i == len(layers) - 1
-            if norm is not None and _absorbable(norm) and (last or self.norm == "absorb"):
-                own, bias = _absorb(own, bias, norm)
-                norm = None
-            taps = _taps(conv, path.window if layer.stride > 1 else 1, own.device)
+        layouts = _layouts(cells, len(carry), self.middle)
+        for i, cell in enumerate(cells):
+            conv = cell.conv
+            last = i == len(cells) - 1
+            own, bias, behind = cell.absorbed(everything=last or self.norm == "absorb")
+            taps = _taps(cell, path.window if cell.stride > 1 else 1, own.device)
+            around = (..., *[None] * taps.ndim)
             read, written = layouts[i], layouts[i + 1]
             groups = 1
             if i > 0 and not last:
-                weight, groups = _beside(own, conv.groups, read, written, taps, self.middle)
-            elif len(layers) == 1:
-                weight = ungrouped(own, conv.groups) + project[..., None, None] * taps
+                weight, groups = _beside(own, cell, read, written, taps, self.middle)
+            elif len(cells) == 1:
+                weight = ungrouped(own, cell.groups) + project[around] * taps
             elif last:
-                weight = torch.cat([ungrouped(own, conv.groups), read.spread(project, 1)[..., None, None] * taps], 1)
+                weight = torch.cat([ungrouped(own, cell.groups), read.spread(project, 1)[around] * taps], 1)
             else:
-                weight = torch.cat([ungrouped(own, conv.groups), written.spread(carry, 0)[..., None, None] * taps])
+                weight = torch.cat([ungrouped(own, cell.groups), written.spread(carry, 0)[around] * taps])
             if last and path.bias is not None:
                 bias = path.bias if bias is None else bias + path.bias
+            if any(cell.pad):
+                parts[f"pad{i + 1}"] = (nn.ZeroPad2d if len(cell.pad) == 4 else nn.ZeroPad1d)(cell.pad)  # type: ignore[arg-type]
             parts[f"conv{i + 1}"] = replace_weight(conv, weight, bias, groups=groups)
-            if last:
-                break
-            if norm is not None:
-                parts[f"norm{i + 1}"] = BesideNorm(_without_activation(norm), conv.out_channels)
-            if layer.act is not None:
-                parts[f"act{i + 1}"] = _extended(layer.act, conv.out_channels, written.width, conv.weight, scaled)
+            axis = -1 if isinstance(conv, nn.Linear) else 1
+            for number, module in enumerate(() if last else behind):
+                kind = "act" if is_activation(module) else "norm"
+                name = f"{kind}{i + 1}" + (f"_{number}" if f"{kind}{i + 1}" in parts else "")
+                if kind == "act":
+                    parts[name] = _extended(module, cell.out_features, written.width, conv.weight, scaled)
+                else:
+                    parts[name] = BesideNorm(module, cell.out_features, axis)
+        parts |= {f"post{i + 1}": module for i, module in enumerate(leave)}
         if spec.out_act is not None:
             parts["act"] = spec.out_act
         return RMBlock(parts, 6.0 * 2.0**shift if scaled else None)
@@ -231,56 +239,113 @@ class RM:
 # What the block is made of, in a row
 
 
-def _in_a_row(spec: BlockSpec) -> tuple[list[nn.Module], list[BranchLayer], bool]:
+@dataclass(eq=False, frozen=True)
+class _Cell(Stage):
+    """A layer with what follows it on the branch's own channels; `mix` takes the carried pairs apart before it."""
+
+    mix: float | None = None  # (a, b) -> ±(a - b) / (1 + mix)
+
+    def absorbed(self, *, everything: bool) -> tuple[Tensor, Tensor | None, tuple[nn.Module, ...]]:
+        """Weight and bias with all that they can take over of what follows, norms only if wanted, and the rest."""
+        weight, bias = exact(self.conv.weight), None if self.conv.bias is None else exact(self.conv.bias)
+        for number, module in enumerate(self.behind):
+            affine = None
+            if _absorbable(module):
+                affine = norm_as_affine(module) if everything else None
+            elif isinstance(module, Scale | Shift):
+                value = module.of_channels(self.out_features, weight.ndim - 2)
+                if value is not None:
+                    affine = (value, 0 * value) if isinstance(module, Scale) else (0 * value + 1, value)
+            if affine is None:
+                return weight, bias, self.behind[number:]
+            weight, bias = _affine(weight, bias, *affine)
+        return weight, bias, ()
+
+
+def _in_a_row(spec: BlockSpec, enter: tuple[nn.Module, ...]) -> tuple[list[nn.Module], list[_Cell], bool]:
     """What stands before the carried input, the layers beside it, and whether that input is known to be ≥ 0."""
-    layers = list(spec.layers)
-    for layer in layers:
-        if isinstance(layer.conv, nn.Linear):
-            raise Unsupported("it is an MLP of linear layers, and rm is for convolutions; 'pnnh' takes it")
-        if not square(layer.conv):
-            raise Unsupported(f"{layer.conv} is not a square convolution with 'same' zero padding")
-    for layer in layers:
-        if layer.act is not None:
-            _slope(layer.act)  # which refuses what it doesn't know
+    cells = [_Cell(stage.conv, stage.pad, tuple(_one_by_one(stage.behind))) for stage in spec.stages]
+    first = cells[0]
     front: list[nn.Module] = []
     nonnegative = spec.nonnegative
-    first = layers[0].conv
-    grouped = len(layers) > 1 and isinstance(first, nn.Conv2d) and first.groups > 1
-    if spec.pre and spec.shortcut is None:
-        norm, act = _pre(spec)
-        layers.insert(0, BranchLayer(_identity(spec.in_features, first.weight), norm, act, 0.0))
+    if spec.pre and (spec.shortcut is None or spec.projects_input):
+        pre = list(_one_by_one(spec.pre))
+        if pre and getattr(pre[0], "inplace", False):
+            raise Unsupported(f"its {pre[0]} works in place on what the shortcut reads")
+        for change in enter:
+            back = change.inverse()  # type: ignore[operator]
+            pre = [m if is_elementwise(m) else nn.Sequential(back, m, change) for m in pre]
+        *groups, rest = _by_activation(pre)
+        ahead = [
+            _Cell(_identity(first.in_features, first.conv.weight), (), tuple(group))
+            for group in (*groups, rest)
+            if group
+        ]
+        cells = ahead + cells
     else:
         front = [*spec.pre]
         if spec.pre:
             nonnegative = rectifies(spec.pre[-1])
-        if grouped:
+        if len(cells) > 1 and first.groups > 1:
             # Its groups read x alone; behind a copy of x they find the carried channels in groups of their own.
-            layers.insert(0, BranchLayer(_identity(spec.in_features, first.weight), None, None, 0.0))
-    last = layers[-1]
-    if last.act is not None or (last.norm is not None and not _absorbable(last.norm)):
-        layers.append(BranchLayer(_identity(last.out_features, last.conv.weight), None, None, 0.0))
-    return front, layers, nonnegative
+            cells.insert(0, _Cell(_identity(first.in_features, first.conv.weight), (), ()))
+    last = cells[-1]
+    if last.absorbed(everything=True)[2]:
+        cells.append(_Cell(_identity(last.out_features, last.conv.weight), (), ()))
+    for cell in cells:
+        if cell.act is not None:
+            _slope(cell.act)  # which refuses what it doesn't know
+            if isinstance(cell.act, nn.PReLU) and isinstance(cell.conv, nn.Linear):
+                raise Unsupported("its PReLU behind a linear layer has no form beside carried features")
+    return front, cells, nonnegative
 
 
-def _pre(spec: BlockSpec) -> tuple[nn.Module | None, nn.Module | None]:
-    """Norm and activation of a pre-activation block."""
-    norm: nn.Module | None = None
-    act: nn.Module | None = None
-    for module in spec.pre:
-        if isinstance(module, NO_OPS):
+def _one_by_one(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    """The modules without those that do nothing in eval mode; a norm with an activation in it as two."""
+    for module in modules:
+        if isinstance(module, BatchNormAct2d) and is_batch_norm(module):
+            yield _without_activation(module)
+            if not isinstance(module.act, nn.Identity):
+                yield module.act  # type: ignore[misc]
+        elif not isinstance(module, (*NO_OPS, *DROPOUTS)):
+            yield module
+
+
+def _by_activation(modules: list[nn.Module]) -> list[list[nn.Module]]:
+    """The modules in groups, each up to one activation."""
+    groups: list[list[nn.Module]] = [[]]
+    for module in modules:
+        groups[-1].append(module)
+        if is_activation(module):
+            groups.append([])
+    return groups
+
+
+def _mix(cells: list[_Cell]) -> float:
+    """Has layers take the carried pairs apart where the next activation needs x itself; returns the slope at the end.
+
+    Behind ReLUs and their like (F(x), F(-x)) is x times 1 + the product of their slopes. Behind a GELU, SiLU or
+    Hardswish σ(x) - σ(-x) = x, and no other activation may follow before that difference is taken.
+    """
+    slope, seen, odd = 1.0, False, False
+    for i, cell in enumerate(cells[:-1]):
+        act = cell.act
+        if act is None:
             continue
-        if isinstance(module, NORMS) and norm is None and act is None:
-            norm = module
-            act = module.act if isinstance(module, BatchNormAct2d) and is_activation(module.act) else None
-        elif is_activation(module) and act is None:
-            act = module
-        else:
-            raise Unsupported(f"before its branch stands {describe(module)} where a norm and an activation may stand")
-    if norm is None and getattr(act, "inplace", False):
-        raise Unsupported(f"its {act} works in place on what the shortcut reads")
-    if act is not None:
-        _slope(act)
-    return norm, act
+        if seen and (odd or _is_odd(act)):
+            cells[i] = replace(cell, mix=0.0 if odd else slope)
+            slope = 1.0
+        slope, seen, odd = slope * _slope(act), True, _is_odd(act)
+    return 0.0 if odd else slope
+
+
+def _is_odd(act: nn.Module) -> bool:
+    """Whether σ(x) - σ(-x) = x for a σ that is bent on both sides (GELU, SiLU, Hardswish), seen on a grid."""
+    if isinstance(act, nn.ReLU | nn.ReLU6 | nn.PReLU | nn.LeakyReLU) or any(True for _ in act.parameters()):
+        return False
+    x = torch.linspace(-50, 50, 4001, dtype=torch.float64, device="cpu")
+    act = copy.deepcopy(act)
+    return bool(torch.allclose(act(x.clone()) - act(-x), x, rtol=1e-12, atol=1e-12))
 
 
 def rectifies(module: nn.Module | None) -> bool:
@@ -294,27 +359,26 @@ def rectifies(module: nn.Module | None) -> bool:
 
 def _slope(act: nn.Module) -> float:
     """The slope a of an activation σ(z) = z for z ≥ 0, a z for z < 0, as carried channels meet it."""
-    if isinstance(act, nn.ReLU | nn.ReLU6 | nn.PReLU):  # PReLU and ReLU6 are extended by plain ReLUs
+    if _is_odd(act) or isinstance(act, nn.ReLU | nn.ReLU6 | nn.PReLU):  # PReLU and ReLU6 are extended by plain ReLUs
         return 0.0
     if isinstance(act, nn.LeakyReLU) and 0 <= act.negative_slope <= 1:
         return float(act.negative_slope)
     raise Unsupported(
-        f"its activation {act} bends what is carried, and rm is exact for ReLU, ReLU6, PReLU and LeakyReLU alone; "
-        "'pnnh' and 'plain' take it, to be trained anew"
+        f"its activation {act} bends what is carried, and rm is exact for ReLU, ReLU6, PReLU, LeakyReLU, GELU, "
+        "SiLU and Hardswish alone; 'pnnh' and 'plain' take it, to be trained anew"
     )
 
 
-def _check_average(layers: list[BranchLayer]) -> None:
+def _check_average(cells: list[_Cell]) -> None:
     """An average of F(x) is no F of an average, where F is a LeakyReLU and x has both signs."""
-    strided = next(i for i, layer in enumerate(layers) if layer.stride > 1)
-    if any(_slope(layer.act) > 0 for layer in layers[:strided] if layer.act is not None):
+    strided = next(i for i, cell in enumerate(cells) if cell.stride > 1)
+    if any(_is_odd(act) or _slope(act) > 0 for cell in cells[:strided] if (act := cell.act) is not None):
         raise Unsupported("its shortcut averages numbers of both signs, which a LeakyReLU before that does not allow")
 
 
-def _identity(channels: int, like: Tensor) -> nn.Conv2d:
-    conv = nn.Conv2d(channels, channels, 1, bias=False, **_like(like))
-    nn.init.dirac_(conv.weight)
-    return conv
+def _identity(channels: int, like: Tensor) -> nn.Module:
+    eye = torch.eye(channels, **_like(like))
+    return layer_with(eye[(..., *[None] * (like.ndim - 2))])
 
 
 # The shortcut
@@ -331,38 +395,46 @@ class _Path:
 
 def _shortcut(spec: BlockSpec) -> _Path:
     channels = spec.in_features
-    weight = torch.eye(channels, dtype=torch.float64, device=exact(spec.layers[0].conv.weight).device)
+    weight = torch.eye(channels, dtype=torch.float64, device=exact(spec.stages[0].conv.weight).device)
     bias: Tensor | None = None
     window = stride = 1
-    stage = 0  # pooling, then a projection, then a norm; each at most once
+    begun = False
     for module in _flat(spec.shortcut):
-        if isinstance(module, NO_OPS):
+        value = module.of_channels(len(weight), 0) if isinstance(module, Scale | Shift) else None
+        if isinstance(module, (*NO_OPS, *DROPOUTS)):
             continue
-        if isinstance(module, nn.AvgPool2d | nn.MaxPool2d) and stage < 1:
+        if isinstance(module, nn.AvgPool1d | nn.AvgPool2d | nn.MaxPool1d | nn.MaxPool2d) and not begun:
             window, stride = _pooling(module)
-            stage = 1
-        elif isinstance(module, Subsampling) and stage < 1:
-            weight, stride = module.mixing(channels).to(weight.device), module.stride
-            stage = 2
-        elif isinstance(module, nn.Conv2d) and inherits_from(module, nn.Conv2d) and stage < 2:
-            if module.kernel_size != (1, 1) or not square(module) or (window > 1 and module.stride != (1, 1)):
+        elif isinstance(module, Subsampling):
+            if window > 1 and module.stride > 1:
+                raise Unsupported("its shortcut averages and then leaves out pixels")
+            mixing = module.mixing(len(weight)).to(weight)
+            weight, bias, stride = mixing @ weight, None if bias is None else mixing @ bias, stride * module.stride
+        elif inherits_from(module, *LAYERS):
+            step = getattr(module, "stride", (1,))
+            pointwise = isinstance(module, nn.Linear) or ({*module.kernel_size} == {1} and not any(module.padding))  # type: ignore[misc, union-attr]
+            if not pointwise or (window > 1 and {*step} != {1}) or len({*step}) > 1:  # type: ignore[misc]
                 raise Unsupported(f"its projection {module} is not a 1 x 1 convolution without padding")
-            weight = ungrouped(exact(module.weight), module.groups)[..., 0, 0]
-            bias = None if module.bias is None else exact(module.bias)
-            stride *= module.stride[0]
-            stage = 2
-        elif isinstance(module, BatchNorm) and _absorbable(module) and stage < 3 and _is_linear(module):
-            weight, bias = _absorb(weight, bias, module)
-            stage = 3
+            own = ungrouped(exact(module.weight), getattr(module, "groups", 1)).flatten(1)  # type: ignore[arg-type]
+            shifted = None if bias is None else own @ bias
+            weight, stride = own @ weight, stride * step[0]  # type: ignore[index]
+            given = None if module.bias is None else exact(module.bias)  # type: ignore[arg-type]
+            bias = shifted if given is None else given if shifted is None else given + shifted
+        elif isinstance(module, BatchNorm) and _absorbable(module) and _is_linear(module):
+            weight, bias = _affine(weight, bias, *norm_as_affine(module))
+        elif value is not None:
+            affine = (value, 0 * value) if isinstance(module, Scale) else (0 * value + 1, value)
+            weight, bias = _affine(weight, bias, *affine)
         else:
             raise Unsupported(f"its shortcut holds {describe(module)}, which the last convolution can't take over")
+        begun = True
     if weight.shape != (spec.out_features, channels) or stride != spec.stride:
         raise Unsupported(
             f"its shortcut goes from {weight.shape[1]} to {weight.shape[0]} channels with stride {stride}, its branch "
             f"from {channels} to {spec.out_features} with stride {spec.stride}"
         )
-    if window > 1 and [layer.stride for layer in spec.layers if layer.stride > 1] != [window]:
-        raise Unsupported(f"its strides {[layer.stride for layer in spec.layers]} leave no convolution to average in")
+    if window > 1 and [stage.stride for stage in spec.stages if stage.stride > 1] != [window]:
+        raise Unsupported(f"its strides {[stage.stride for stage in spec.stages]} leave no convolution to average in")
     return _Path(weight, bias, window)
 
 
@@ -374,16 +446,17 @@ def _flat(module: nn.Module | None) -> list[nn.Module]:
     return [module]
 
 
-def _pooling(pool: nn.AvgPool2d | nn.MaxPool2d) -> tuple[int, int]:
+def _pooling(pool: Any) -> tuple[int, int]:
     """Window and stride of a pooling that the taps of a convolution can do."""
+    axes = 1 if isinstance(pool, nn.AvgPool1d | nn.MaxPool1d) else 2
     kernel, stride, padding = (
-        (value, value) if isinstance(value, int) else tuple(value)
+        (value,) * axes if isinstance(value, int) else tuple(value)
         for value in (pool.kernel_size, pool.stride or pool.kernel_size, pool.padding)
     )
-    subsamples = kernel == (1, 1) and stride[0] == stride[1]
-    averages = isinstance(pool, nn.AvgPool2d) and kernel == (stride[0],) * 2 == stride
+    subsamples = {*kernel} == {1} and len({*stride}) == 1
+    averages = isinstance(pool, nn.AvgPool1d | nn.AvgPool2d) and kernel == stride and len({*stride}) == 1
     odd = getattr(pool, "divisor_override", None) is not None or getattr(pool, "return_indices", False)
-    if odd or padding != (0, 0) or not (subsamples or averages):
+    if odd or any(padding) or not (subsamples or averages):
         raise Unsupported(f"its shortcut holds {pool}, which is no average over windows that lie side by side")
     return kernel[0], stride[0]
 
@@ -417,7 +490,7 @@ def _in_groups(count: int, size: int, most: int) -> _Layout:
     return _Layout(tuple(i // most * size + i % most for i in range(count)), math.ceil(count / most) * size)
 
 
-def _layouts(layers: list[BranchLayer], count: int, middle: Middle) -> list[_Layout]:
+def _layouts(layers: list[_Cell], count: int, middle: Middle) -> list[_Layout]:
     """The layouts before each layer and behind the last. The first reads x itself, and the last writes the sum."""
     layouts = [_Layout()]
     for i in range(1, len(layers)):
@@ -431,42 +504,67 @@ def _layouts(layers: list[BranchLayer], count: int, middle: Middle) -> list[_Lay
     return [*layouts, _Layout()]
 
 
-def _sizes(layer: BranchLayer, middle: Middle) -> tuple[int, int] | None:
+def _sizes(cell: _Cell, middle: Middle) -> tuple[int, int] | None:
     """Channels that a group reads and writes; None for a convolution that is to stay one group."""
-    groups = layer.conv.groups if isinstance(layer.conv, nn.Conv2d) else 1
-    if groups == 1 and middle == "dense":
+    if (cell.groups == 1 and middle == "dense") or cell.mix is not None or isinstance(cell.conv, nn.Linear):
         return None
-    return layer.in_features // groups, layer.out_features // groups
+    return cell.in_features // cell.groups, cell.out_features // cell.groups
 
 
 def _beside(
-    own: Tensor, groups: int, read: _Layout, written: _Layout, taps: Tensor, middle: Middle
+    own: Tensor, cell: _Cell, read: _Layout, written: _Layout, taps: Tensor, middle: Middle
 ) -> tuple[Tensor, int]:
     """A convolution with the carried channels beside it: in groups like its own, or in one group with all others.
 
     Returns the weight and its number of groups.
     """
+    groups = cell.groups
     size = (own.shape[1], own.shape[0] // groups)  # that a group reads and writes
     count = len(read.slots)
     in_groups = tuple(_in_groups(count, s, min(size)) for s in size)
-    if (groups > 1 or middle == "grouped") and (read, written) == in_groups:
+    around = (..., *[None] * taps.ndim)
+    if _sizes(cell, middle) is not None and (read, written) == in_groups:
         more = read.width // size[0]
         identity = torch.eye(size[1], size[0], dtype=own.dtype, device=own.device)
-        return torch.cat([own, identity.repeat(more, 1)[..., None, None] * taps]), groups + more
+        return torch.cat([own, identity.repeat(more, 1)[around] * taps]), groups + more
     own = ungrouped(own, groups)
+    through = torch.eye(count, dtype=own.dtype, device=own.device)
+    if cell.mix is not None:
+        half = torch.eye(count // 2, dtype=own.dtype, device=own.device) / (1 + cell.mix)
+        through = torch.cat([torch.cat([half, -half], 1), torch.cat([-half, half], 1)])
     weight = own.new_zeros(own.shape[0] + written.width, own.shape[1] + read.width, *taps.shape)
     weight[: own.shape[0], : own.shape[1]] = own
-    weight[own.shape[0] + written.on(own.device), own.shape[1] + read.on(own.device)] = taps
+    weight[own.shape[0] :, own.shape[1] :] = written.spread(read.spread(through, 1), 0)[around] * taps
     return weight, 1
 
 
-def _taps(conv: nn.Conv2d, window: int, device: torch.device) -> Tensor:
-    """(k, k): one at the centre, or the mean of window x window pixels from the centre on."""
-    k, centre = conv.kernel_size[0], conv.kernel_size[0] // 2
-    if window > 1 and (centre + window > k or conv.dilation != (1, 1)):
+def _taps(cell: _Cell, window: int, device: torch.device) -> Tensor:
+    """In the shape of the kernel: one where it reads the pixel itself, or the mean of a window from there on."""
+    conv = cell.conv
+    if isinstance(conv, nn.Linear):
+        return torch.ones((), dtype=torch.float64, device=device)
+    kernel, axes = conv.kernel_size, len(conv.kernel_size)
+    own = {"valid": 0, "same": None}.get(conv.padding, 0) if isinstance(conv.padding, str) else conv.padding
+    ahead: list[int] = []
+    fits = (
+        conv.padding_mode == "zeros" and len({*conv.stride}) == 1 and (not any(cell.pad) or len(cell.pad) == 2 * axes)
+    )
+    for axis in range(axes) if fits else ():
+        reach = conv.dilation[axis] * (kernel[axis] - 1)
+        left, right = (reach // 2, reach - reach // 2) if own is None else [(own if own == 0 else own[axis])] * 2
+        if any(cell.pad):
+            left += cell.pad[2 * (axes - 1 - axis)]
+            right += cell.pad[2 * (axes - 1 - axis) + 1]
+        steps = left // conv.dilation[axis]
+        missing = reach - left - right
+        fits = fits and left % conv.dilation[axis] == 0 and steps < kernel[axis] and 0 <= missing < conv.stride[0]
+        ahead.append(steps)
+    if not fits:
+        raise Unsupported(f"{conv} pads so that it does not read the pixel that the shortcut carries past it")
+    if window > 1 and ({*conv.dilation} != {1} or any(a + window > k for a, k in zip(ahead, kernel, strict=True))):
         raise Unsupported(f"{conv} does not reach over the {window} x {window} pixels that its shortcut averages")
-    taps = torch.zeros(k, k, dtype=torch.float64, device=device)
-    taps[centre : centre + window, centre : centre + window] = 1 / window**2
+    taps = torch.zeros(kernel, dtype=torch.float64, device=device)
+    taps[tuple(slice(a, a + window) for a in ahead)] = 1 / window**axes
     return taps
 
 
@@ -474,9 +572,9 @@ def _absorbable(norm: nn.Module) -> bool:
     return is_batch_norm(norm) and norm.running_mean is not None
 
 
-def _absorb(weight: Tensor, bias: Tensor | None, norm: nn.Module) -> tuple[Tensor, Tensor]:
+def _affine(weight: Tensor, bias: Tensor | None, s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     """s (W x + b) + t = (s W) x + (s b + t)."""
-    s, t = norm_as_affine(norm)
+    s, t = s.to(weight), t.to(weight)
     return weight * s.view(-1, *[1] * (weight.ndim - 1)), t if bias is None else s * bias + t
 
 

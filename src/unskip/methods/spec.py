@@ -44,63 +44,53 @@ class Unsupported(ValueError):  # noqa: N818 - users see plainify's UnsupportedB
 
 
 @dataclass(frozen=True)
-class BranchLayer:
-    """One convolution (or linear layer) of a branch with the norm and the activation that follow it."""
+class Layer:
+    """A convolution or linear layer of a branch."""
 
-    conv: Conv
+    conv: Any  # Conv1d, Conv2d or Linear
+
+    @property
+    def in_features(self) -> int:
+        width: int = self.conv.in_features if isinstance(self.conv, nn.Linear) else self.conv.in_channels
+        return width
+
+    @property
+    def out_features(self) -> int:
+        width: int = self.conv.out_features if isinstance(self.conv, nn.Linear) else self.conv.out_channels
+        return width
+
+    @property
+    def kernel(self) -> int:
+        return 1 if isinstance(self.conv, nn.Linear) else self.conv.kernel_size[0]
+
+    @property
+    def stride(self) -> int:
+        return 1 if isinstance(self.conv, nn.Linear) else self.conv.stride[0]
+
+    @property
+    def groups(self) -> int:
+        return 1 if isinstance(self.conv, nn.Linear) else self.conv.groups
+
+    @property
+    def depthwise(self) -> bool:
+        return 1 < self.groups == self.in_features == self.out_features
+
+
+@dataclass(frozen=True)
+class BranchLayer(Layer):
+    """A layer of a branch with the norm and the activation that follow it."""
+
     norm: nn.Module | None
     act: nn.Module | None
     drop: float  # the rate of dropout behind them
 
-    @property
-    def in_features(self) -> int:
-        return self.conv.in_features if isinstance(self.conv, nn.Linear) else self.conv.in_channels
-
-    @property
-    def out_features(self) -> int:
-        return self.conv.out_features if isinstance(self.conv, nn.Linear) else self.conv.out_channels
-
-    @property
-    def kernel(self) -> int:
-        return 1 if isinstance(self.conv, nn.Linear) else self.conv.kernel_size[0]
-
-    @property
-    def stride(self) -> int:
-        return 1 if isinstance(self.conv, nn.Linear) else self.conv.stride[0]
-
-    @property
-    def depthwise(self) -> bool:
-        return isinstance(self.conv, nn.Conv2d) and 1 < self.conv.groups == self.in_features == self.out_features
-
 
 @dataclass(frozen=True)
-class Stage:
-    """One layer of a branch with all that follows it, in order, up to the next one: norm, activation, gate, gain."""
+class Stage(Layer):
+    """A layer of a branch with all that follows it, in order, up to the next one: norm, activation, gate, gain."""
 
-    conv: nn.Conv1d | nn.Conv2d | nn.Linear
     pad: tuple[int, ...]  # zeros before it beside its own, as nn.ZeroPad2d has them
     behind: tuple[nn.Module, ...]
-
-    @property
-    def in_features(self) -> int:
-        return self.conv.in_features if isinstance(self.conv, nn.Linear) else self.conv.in_channels
-
-    @property
-    def out_features(self) -> int:
-        return self.conv.out_features if isinstance(self.conv, nn.Linear) else self.conv.out_channels
-
-    @property
-    def kernel(self) -> int:
-        return 1 if isinstance(self.conv, nn.Linear) else self.conv.kernel_size[0]
-
-    @property
-    def stride(self) -> int:
-        return 1 if isinstance(self.conv, nn.Linear) else self.conv.stride[0]
-
-    @property
-    def depthwise(self) -> bool:
-        groups = 1 if isinstance(self.conv, nn.Linear) else self.conv.groups
-        return 1 < groups == self.in_features == self.out_features
 
     @property
     def act(self) -> nn.Module | None:
@@ -161,10 +151,10 @@ class BlockSpec:
         stages: list[Stage] = []
         pad: tuple[int, ...] = ()
         for module in self.branch:
-            if isinstance(module, NO_OPS):
+            if isinstance(module, NO_OPS) or (not stages and isinstance(module, DROPOUTS)):
                 continue
             if isinstance(module, LAYERS):
-                if type(module) not in LAYERS or isinstance(module, nn.Conv3d):
+                if not inherits_from(module, *LAYERS) or isinstance(module, nn.Conv3d):
                     raise Unsupported(f"its branch holds {describe(module)}, which is no ordinary convolution")
                 stages.append(Stage(module, pad, ()))
                 pad = ()

@@ -121,9 +121,14 @@ class CifarNet(StagedNet):
             self.feature_info.append({"num_chs": out_chs, "reduction": 2**stage, "module": name})
         self.num_features = in_chs
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        x = super().forward_features(self.act1(self.bn1(self.conv1(x))))
+    def stem(self, x: Tensor) -> Tensor:
+        return self.act1(self.bn1(self.conv1(x)))
+
+    def tail(self, x: Tensor) -> Tensor:
         return self.act(self.norm(x))
+
+    def remove_tail(self) -> None:
+        self.norm, self.act = nn.Identity(), nn.Identity()
 
     def pool(self, x: Tensor) -> Tensor:
         return torch.mean(x, dim=(2, 3))
@@ -145,6 +150,7 @@ class CifarResNet(CifarNet):
         in_chans: int = 3,
         drop_rate: float = 0.0,  # dropout before the classifier
         drop_path_rate: float = 0.0,  # stochastic depth of the last block, falling to 0 at the first
+        global_pool: str = "avg",  # '' for unpooled features, without a classifier
     ) -> None:
         super().__init__()
         if shortcut not in ("A", "B"):
@@ -156,7 +162,7 @@ class CifarResNet(CifarNet):
         for name, rate in (("drop_rate", drop_rate), ("drop_path_rate", drop_path_rate)):
             if not 0 <= rate < 1:
                 raise ValueError(f"CifarResNet: {name}={rate} must be a probability, at least 0 and below 1.")
-        self.num_classes = num_classes
+        self.in_chans = in_chans
         self.drop_rate = drop_rate
         self.conv1 = nn.Conv2d(in_chans, stem, 3, 1, 1, bias=False)
         self.bn1 = nn.Identity() if block.preact else nn.BatchNorm2d(stem)
@@ -170,7 +176,7 @@ class CifarResNet(CifarNet):
         if block.preact or head_norm:
             self.add_head_norm()
         self.act = nn.ReLU(inplace=True) if block.preact else nn.Identity()
-        self.fc = self.make_classifier(num_classes)
+        self.reset_classifier(num_classes, global_pool)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -24,6 +24,8 @@ from unskip.surgery.readers.transformer import SkipFreeBlock, write_attention, w
 class GPTBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
+    mlp: Any
+
     def __init__(self, width: int, heads: int, mlp_ratio: float, drop: float) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
@@ -42,6 +44,8 @@ class GPTBlock(nn.Module):
 
 
 class SkipFreeGPTBlock(SkipFreeBlock, GPTBlock):
+    mlp: Any
+
     def forward(self, x: Tensor) -> Tensor:
         return self.mlp(self.join(x, self.attn(self.norm1(x))))
 

@@ -6,10 +6,11 @@ from typing import Any
 import timm
 
 from unskip.models.cifar import HE_WIDTHS, cifar_resnet, wide_resnet
-from unskip.models.registry import RIVALS, SKIP_FREE, register_backbone
+from unskip.models.registry import RIVALS, SKIP_FREE, register_backbone, register_network
 
 CIFAR: dict[str, Any] = {
     "input_size": (3, 32, 32),
+    "pool_size": (8, 8),
     "num_classes": 10,
     "first_conv": "conv1",
     "classifier": "fc",
@@ -17,7 +18,7 @@ CIFAR: dict[str, Any] = {
     "mean": (0.4914, 0.4822, 0.4465),
     "std": (0.2470, 0.2435, 0.2616),
 }
-IMAGENET: dict[str, Any] = {"input_size": (3, 224, 224), "num_classes": 1000}
+IMAGENET: dict[str, Any] = {"input_size": (3, 224, 224), "pool_size": (7, 7), "num_classes": 1000}
 RESNET: dict[str, Any] = {**IMAGENET, "family": "resnet", "first_conv": "conv1", "classifier": "fc"}
 CIFAR_RESNET = {**CIFAR, "family": "cifar_resnet", "options": ("widths", "stem", "head_norm", "shortcut")}
 ALL = (*SKIP_FREE, *RIVALS)
@@ -71,22 +72,28 @@ register_backbone(
     feature_cfg={"feature_cls": "getter"},
     **IMAGENET,
 )
-register_backbone(
-    "swin_tiny",
-    partial(timm.create_model, "swin_tiny_patch4_window7_224"),
-    family="swin",
-    paper={"pnnh": 27.3},
-    first_conv="patch_embed.proj",
-    classifier="head.fc",
-    feature_cfg={"flatten_sequential": True, "out_indices": (0, 1, 2, 3)},
+SWIN: dict[str, Any] = {
     **IMAGENET,
-)
-register_backbone(
-    "vit_tiny",
-    partial(timm.create_model, "vit_tiny_patch16_224"),
-    family="vit",
-    first_conv="patch_embed.proj",
-    classifier="head",
-    feature_cfg={"feature_cls": "getter", "out_indices": 3},
+    "family": "swin",
+    "first_conv": "patch_embed.proj",
+    "fixed_input_size": True,
+    "classifier": "head.fc",
+    "feature_cfg": {"flatten_sequential": True, "out_indices": (0, 1, 2, 3)},
+}
+VIT: dict[str, Any] = {
     **IMAGENET,
-)
+    "family": "vit",
+    "first_conv": "patch_embed.proj",
+    "fixed_input_size": True,
+    "classifier": "head",
+    "feature_cfg": {"feature_cls": "getter", "out_indices": 3},
+}
+# `pnnh_` keeps the skips of attention, as Zhang et al. do; `shaped_` has none: PNNH with shaped attention.
+for name, source, paper, about in (
+    ("swin_tiny", "swin_tiny_patch4_window7_224", {"pnnh": 27.3}, SWIN),
+    ("vit_tiny", "vit_tiny_patch16_224", {}, VIT),
+    ("vit_small", "vit_small_patch16_224", {}, VIT),
+):
+    builder = partial(timm.create_model, source)
+    register_backbone(name, builder, paper=paper, **about)
+    register_network(f"shaped_{name}", builder, method="pnnh", presets={"attention": "shaped"}, **about)

@@ -51,23 +51,23 @@ class PlainNet(StagedNet):
         *,
         num_features: int,  # width of the last layer
         num_classes: int,
+        in_chans: int,
         drop_rate: float,  # dropout before the classifier
+        global_pool: str = "avg",  # '' for unpooled features, without a classifier
         image_shape: tuple[int, int, int] | None = None,  # (C, H, W), where only one will do
         feature_info: list[dict[str, Any]] | None = None,  # timm's: width, reduction and path of each stage
     ) -> None:
         super().__init__()
-        self.num_features = self.head_hidden_size = num_features
-        self.num_classes, self.drop_rate, self.image_shape = num_classes, drop_rate, image_shape
+        self.num_features, self.in_chans = num_features, in_chans
+        self.drop_rate, self.image_shape = drop_rate, image_shape
         self.feature_info = feature_info or []
         self.stage_names = tuple(f"stage{i}" for i in range(1, len(stages) + 1))
         for name, layers in zip(self.stage_names, stages, strict=True):
             self.add_module(name, nn.Sequential(*layers))
-        self.fc = self.make_classifier(num_classes)
+        self.reset_classifier(num_classes, global_pool)
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        return super().forward_features(
-            x if self.image_shape is None else shaped(x, self.image_shape, type(self).__name__)
-        )
+    def stem(self, x: Tensor) -> Tensor:
+        return x if self.image_shape is None else shaped(x, self.image_shape, type(self).__name__)
 
     def pool(self, x: Tensor) -> Tensor:
         return averaged(x)
@@ -170,7 +170,8 @@ def plainnet_mlp(
     for i in range(depth):
         linear, first = nn.Linear(width if i else math.prod(shape), width), None if i else nn.Flatten()
         layers.append(layer(linear, norm=norm, activation=activation, slope=slope, first=first))
-    model = PlainNet([layers], num_features=width, num_classes=num_classes, drop_rate=drop_rate, image_shape=shape)
+    sizes: dict[str, Any] = {"num_features": width, "num_classes": num_classes, "in_chans": in_chans}
+    model = PlainNet([layers], **sizes, drop_rate=drop_rate, image_shape=shape)
     initialise(model, init, 0.0 if activation == "relu" else slope)
     return model
 
@@ -184,6 +185,7 @@ def plainnet50(
     slope: float = SLOPE,  # of LReLU; PReLU's first
     init: Init = "he",
     drop_rate: float = 0.0,
+    global_pool: str = "avg",
 ) -> nn.Module:
     """The 50-layer convolutional PlainNet for CIFAR-10 (Table A1)."""
     _check("plainnet50", activation, slope, init, in_chans=in_chans)
@@ -198,7 +200,8 @@ def plainnet50(
             chs = filters
         stages.append(layers)
         feature_info.append({"num_chs": chs, "reduction": 2**i, "module": f"stage{i + 1}"})
-    model = PlainNet(stages, num_features=chs, num_classes=num_classes, drop_rate=drop_rate, feature_info=feature_info)
+    sizes: dict[str, Any] = {"num_features": chs, "num_classes": num_classes, "in_chans": in_chans}
+    model = PlainNet(stages, **sizes, drop_rate=drop_rate, global_pool=global_pool, feature_info=feature_info)
     initialise(model, init, 0.0 if activation == "relu" else slope)
     return model
 
@@ -216,5 +219,5 @@ USPS: dict[str, Any] = {
 OPTIONS = ("norm", "activation", "slope", "init")
 MLP_OPTIONS = ("depth", "width", "img_size", *OPTIONS)
 register_network("plainnet_mlp", plainnet_mlp, family="plainnet_mlp", options=MLP_OPTIONS, **USPS)
-CIFAR_PLAINNET = {**CIFAR, "first_conv": "stage1.0.transform"}
+CIFAR_PLAINNET = {**CIFAR, "pool_size": (7, 7), "first_conv": "stage1.0.transform"}
 register_network("plainnet50", plainnet50, family="plainnet", paper_params=0.72, options=OPTIONS, **CIFAR_PLAINNET)

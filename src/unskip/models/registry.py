@@ -6,6 +6,7 @@ names one that is built as it is (SeqNet, PlainNet, the simplified networks).
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,13 +22,23 @@ from unskip.models import weights
 from unskip.surgery import plainify
 
 Build = Callable[..., nn.Module]
-TIMM_OPTIONS = ("num_classes", "in_chans", "drop_rate", "drop_path_rate", "features_only", "out_indices")
+TIMM_OPTIONS = (
+    "num_classes", "in_chans", "drop_rate", "drop_path_rate", "global_pool", "features_only", "out_indices",
+)  # fmt: skip
 SKIP_FREE = ("plain", "pnnh")  # the methods that every backbone has a name for
 RIVALS = ("dirac", "iso", "delta_tanh", "looks_linear")  # those that a handful of backbones have a name for
 MAX_UNCROPPED = 32  # px: images up to this size are tested as they are, without timm's resizing and centre crop
-CFG_FIELDS = ("num_classes", "input_size", "mean", "std", "first_conv", "classifier")  # of an entry, for timm
+CFG_FIELDS = (  # of an entry, for timm
+    "num_classes", "input_size", "pool_size", "fixed_input_size", "mean", "std", "first_conv", "classifier",
+)  # fmt: skip
 
 ENTRIES: dict[str, "Entry"] = {}
+
+
+class UnknownArgumentError(ValueError, TypeError):
+    """An argument that a network does not have. timm's users expect a TypeError, ours a ValueError."""
+
+
 default_cfgs: dict[str, dict[str, Any]] = {}  # timm reads it from the module of an entry point
 
 
@@ -42,6 +53,8 @@ class Entry:
     num_classes: int  # width of the head unless the user says otherwise
     first_conv: str  # path of the layer that reads the image
     classifier: str  # path of the head
+    pool_size: tuple[int, int] | None = None  # height and width of the last feature map; None where there is none
+    fixed_input_size: bool = False  # whether it reads images of `input_size` alone
     mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN  # of the images' channels, for normalising
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD
     method: str | None = None  # makes what the builder returns skip-free; None leaves it as it is
@@ -58,7 +71,15 @@ class Entry:
             return torch.randint(self.num_classes, (batch, *self.input_size))
         return torch.randn(batch, *self.input_size)
 
-    def build(self, pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    def build(
+        self, pretrained: bool = False, device: Any = None, dtype: torch.dtype | None = None, **kwargs: Any
+    ) -> nn.Module:
+        """The network, on timm's `device` and in timm's `dtype`."""
+        with torch.device("meta") if str(device) == "meta" else nullcontext():
+            network = self._build(pretrained, **kwargs)
+        return network.to(device=device, dtype=dtype) if device or dtype else network
+
+    def _build(self, pretrained: bool, **kwargs: Any) -> nn.Module:
         if kwargs.get("features_only") and not self.feature_maps:
             raise ValueError(
                 f"create_model: {self.name!r} has no feature maps of images (features_only=True). Take "
@@ -83,7 +104,7 @@ class Entry:
             if not wrong:
                 raise
         known = list(dict.fromkeys([*TIMM_OPTIONS, *known, *self.options]))
-        raise ValueError(f"create_model: {self.name!r} has no argument {wrong!r}.{nearest(wrong, known)}")
+        raise UnknownArgumentError(f"create_model: {self.name!r} has no argument {wrong!r}.{nearest(wrong, known)}")
 
     def _weights(
         self,
@@ -184,6 +205,8 @@ def create_model(name: str, pretrained: bool = False, *, method: str = "", **kwa
         return plainify(create_model(name, pretrained, **kwargs), method, **options)
     try:
         return timm.create_model(name, pretrained=pretrained, **kwargs)
+    except UnknownArgumentError:
+        raise
     except TypeError as error:
         wrong = unexpected(error, kwargs)
         if not wrong:

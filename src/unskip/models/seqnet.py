@@ -111,9 +111,8 @@ def seqnet_mlp(
     except Unsupported as reason:
         raise ValueError(f"seqnet_mlp: {reason}.") from reason
     shape = (in_chans, img_size, img_size)
-    return SeqMLP(
-        [[first, *pairs]], num_features=width, num_classes=num_classes, drop_rate=drop_rate, image_shape=shape
-    )
+    about: dict[str, Any] = {"num_features": width, "num_classes": num_classes, "in_chans": in_chans}
+    return SeqMLP([[first, *pairs]], **about, drop_rate=drop_rate, image_shape=shape)
 
 
 for name, method, blocks in (

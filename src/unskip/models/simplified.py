@@ -174,12 +174,13 @@ class SimplifiedNet(CifarNet):
         num_classes: int = 10,
         in_chans: int = 3,
         drop_rate: float = 0.0,  # dropout before the classifier
+        global_pool: str = "avg",  # '' for unpooled features, without a classifier
     ) -> None:
         super().__init__()
         init = init or ("hmwi" if residual else "kwi")
         if init not in ("kwi", "hmwi"):
             raise ValueError(f"SimplifiedNet: init={init!r} must be 'kwi' (Kaiming) or 'hmwi' (Hardt and Ma).")
-        self.num_classes = num_classes
+        self.in_chans = in_chans
         self.drop_rate = drop_rate
         self.conv1 = nn.Conv2d(in_chans, HE_WIDTHS[0], 3, 1, 1)
         self.bn1, self.norm, self.act = nn.Identity(), nn.Identity(), nn.Identity()
@@ -189,7 +190,7 @@ class SimplifiedNet(CifarNet):
             return SimplifiedBlock(in_chs, out_chs, stride, residual=residual)
 
         self.add_stages(blocks, HE_WIDTHS[0], HE_WIDTHS, make)
-        self.fc = self.make_classifier(num_classes)
+        self.reset_classifier(num_classes, global_pool)
         sigma = sigma_p if init == "kwi" else sigma_r
         for conv in (self.conv1, *(block.conv for block in simplified_blocks(self))):
             nn.init.normal_(conv.weight, std=sigma(conv.weight[0].numel()))
@@ -276,9 +277,11 @@ def dominant_net(
     num_classes: int = 10,
     in_chans: int = 3,
     drop_rate: float = 0.0,
+    global_pool: str = "avg",
 ) -> nn.Module:
     """The network T' of this depth, in plain form, its R drawn as a simplified ResNet's (HMWI)."""
     sizes: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_chans, "drop_rate": drop_rate}
+    sizes["global_pool"] = global_pool
     return dominant_paths(simplified_net(depth, residual=False, init="hmwi", **sizes), lower=lower)
 
 

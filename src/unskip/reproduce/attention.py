@@ -142,7 +142,7 @@ def outcome(
     runs: Mapping[str, Finished],
 ) -> Outcome:
     lines = [
-        "| layers | row | optimizer | best rate | validation loss | less residual's best | training loss then | weights |",
+        "| layers | row | optimizer | best rate | validation loss | less residual's | training loss then | weights |",
         "|---:|---|---|---:|---:|---:|---:|---:|",
     ]
     seeds = {cell: [runs[cell.name(rate, seed)] for seed in range(settings.seeds)] for cell, rate in chosen.items()}

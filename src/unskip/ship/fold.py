@@ -105,8 +105,8 @@ def fold(model: nn.Module, form: Form = "dense", *, example: Tensor | None = Non
     return folded
 
 
-def _refuse_skips(model: nn.Module) -> None:
-    """Names the first block with a skip connection of its own."""
+def blocks_with_skips(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Path and module of every block that keeps a skip connection of its own."""
     kept = [(path, module) for path, module in model.named_modules() if getattr(module, "keeps_skip", False)]
     for path, block, reader in find_blocks(model):
         try:
@@ -114,7 +114,12 @@ def _refuse_skips(model: nn.Module) -> None:
                 kept.append((path, block))
         except Unsupported:
             kept.append((path, block))
-    for path, block in kept:
+    return kept
+
+
+def _refuse_skips(model: nn.Module) -> None:
+    """Names the first block with a skip connection of its own."""
+    for path, block in blocks_with_skips(model):
         rm = "train one that unskip.plainify has made, or remove its skips exactly with unskip.plainify(model, 'rm')"
         remedy = getattr(block, "skip_remedy", rm)
         raise Refusal(

@@ -36,7 +36,10 @@ def refuse_cache(past: Any) -> None:
 
 
 class SkipFreeGPT2Block(SkipFreeBlock, GPT2Block):
-    def forward(  # type: ignore[override]
+    attn: Any
+    ln_1: Any
+
+    def forward(
         self,
         hidden_states: Tensor,
         past_key_values: Any = None,
@@ -56,7 +59,10 @@ class SkipFreeGPT2Block(SkipFreeBlock, GPT2Block):
 
 
 class SkipFreeLlamaLayer(SkipFreeBlock, LlamaDecoderLayer):
-    def forward(  # type: ignore[override]
+    self_attn: Any
+    input_layernorm: Any
+
+    def forward(
         self, hidden_states: Tensor, attention_mask: Any = None, *, position_embeddings: Any = None, **kwargs: Any
     ) -> Tensor:
         x = hidden_states
@@ -73,14 +79,14 @@ def linear(layer: nn.Module) -> nn.Linear:
     """transformers' Conv1D, y = x W + b, as a linear layer; a linear layer as it is."""
     if isinstance(layer, nn.Linear):
         return layer
-    new = layer_with(layer.weight.T, layer.bias)  # type: ignore[operator, arg-type]
+    new = layer_with(layer.weight.T, layer.bias)  # type: ignore[arg-type]
     assert isinstance(new, nn.Linear)
     return new
 
 
 def activation(module: nn.Module) -> nn.Module:
     """transformers' activation as PyTorch's."""
-    make = ACTIVATIONS.get(type(module).__name__)
+    make: Any = ACTIVATIONS.get(type(module).__name__)
     return module if make is None else make()
 
 

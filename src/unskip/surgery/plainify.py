@@ -1,5 +1,6 @@
 """plainify: a skip-free version of a residual network."""
 
+import itertools
 import math
 import warnings
 from collections import Counter
@@ -22,7 +23,7 @@ from unskip.methods.stack import stacked
 from unskip.surgery.cost import Cost, compare, memory_plan, on_meta
 from unskip.surgery.memory import MemoryPlan, MemoryPlans
 from unskip.surgery.proof import find_example, in_float64, input_shapes, prove, refuse_training, stored_as
-from unskip.surgery.reading import Reader, find_blocks, known_families
+from unskip.surgery.reading import Reader, find_blocks
 from unskip.surgery.signs import decides, meta_input, nonnegative_inputs
 from unskip.surgery.traced import expose
 from unskip.surgery.tracing import ADDITIONS, trace
@@ -38,6 +39,18 @@ class Surgery:
     kept: dict[str, int]  # skips that stay by design, by kind: {'attention': 12}
     attention: str = KEEP  # how attention was made skip-free
     exact: float | None = None  # of an exact method: the relative error that was found in float64
+
+    def __str__(self) -> str:
+        blocks = f"{len(self.replaced)} blocks without skips"
+        if self.replaced:
+            blocks += (
+                f" ({self.replaced[0]} to {self.replaced[-1]})" if len(self.replaced) > 1 else f" ({self.replaced[0]})"
+            )
+        lines = [f"{method_name(self.method)}: {blocks}"]
+        lines += [f"{len(self.left)} left as they are: {', '.join(self.left)}"] * bool(self.left)
+        lines += [f"{kind} skips kept: {count}" for kind, count in self.kept.items()]
+        lines += [] if self.exact is None else [f"the same function to {self.exact:.1e} in float64"]
+        return "\n".join(lines)
 
 
 class UnsupportedBlockError(ValueError):
@@ -223,66 +236,71 @@ def _plainify(
     kept: Counter[str] = Counter()
     discarded: list[int] = []  # trained weights, by block
     done: dict[int, nn.Module] = {}  # by id of the old block: a block that is used twice stays one block
-    model = expose(model)
-    blocks = [
-        (path, block, reader, _read(block, path, reader, attention)) for path, block, reader in find_blocks(model)
-    ]
-    attentions = _read_attention([spec for *_, spec in blocks])
-    if all(isinstance(spec, BlockSpec) and not spec.skip for *_, spec in blocks):
-        _refuse(
-            ValueError(
-                f"plainify: {name} has no residual block that a reader knows: it is plain already, or its skips stand "
-                f"elsewhere. Known blocks: {', '.join(known_families())}. Add one with unskip.surgery.register_reader."
-            ),
-            strict,
-        )
-    additions, nonnegative = _look_around(model, [path for path, *_ in blocks], example, exact)
-    for path, block, reader, spec in blocks:
-        if id(block) in done:
+    seen: list[nn.Module] = []  # blocks of earlier rounds that stay
+    additions: list[str] = []
+    for number in itertools.count():  # a second round for the skips around blocks, which are plain by then
+        model = expose(model)
+        found = [(path, block, reader) for path, block, reader in find_blocks(model) if block not in seen]
+        if number > 0 and not found:
+            break
+        blocks = [(path, block, reader, _read(block, path, reader, attention)) for path, block, reader in found]
+        attentions = _read_attention([spec for *_, spec in blocks])
+        if number == 0 and all(isinstance(spec, BlockSpec) and not spec.skip for *_, spec in blocks):
+            _refuse(
+                ValueError(
+                    f"plainify: {name} has no residual connection that can be removed: it is plain already, or what it "
+                    "adds can't be read (docs/extending.md says what a block of your own needs)."
+                ),
+                strict,
+            )
+        additions, nonnegative = _look_around(model, [path for path, *_ in blocks], example, exact)
+        for path, block, reader, spec in blocks:
+            if id(block) in done:
+                model = _put(model, path, done[id(block)])
+                replaced.append(path)
+                continue
+            try:
+                if isinstance(spec, Unsupported):
+                    raise spec
+                mixer = attentions.get(id(spec))
+                if isinstance(mixer, Unsupported):
+                    raise mixer
+                new = method.build(replace(spec, nonnegative=path in nonnegative), bank)
+                if exact and new is not None:
+                    _refuse_unknown(block, path)
+            except Unsupported as reason:
+                sentence = f"plainify: method {label!r} can't make block {path!r} of {name} skip-free: {reason}."
+                _refuse(UnsupportedBlockError(sentence), strict)
+                left.append(path)
+                seen.append(block)
+                continue
+            kept.update(spec.kept)
+            if new is None:
+                seen.append(block)
+                continue
+            if not isinstance(new, nn.Module):
+                raise ValueError(f"plainify: method {label!r} built {new!r} for {path!r}, which is not an nn.Module.")
+            if getattr(new, "keeps_skip", False):
+                kept["block"] += 1
+            if not exact and _looks_trained(block):
+                discarded.append(_lost_weights(spec, new))
+            new.train(block.training)
+            done[id(block)] = reader.write(block, new)
+            if mixer is not None:
+                mixed = ATTENTIONS[attention].build(mixer).train(block.training)
+                mixed.start_mlp(new)
+                mixer.write(done[id(block)], mixed)
             model = _put(model, path, done[id(block)])
-            replaced.append(path)
-            continue
-        try:
-            if isinstance(spec, Unsupported):
-                raise spec
-            mixer = attentions.get(id(spec))
-            if isinstance(mixer, Unsupported):
-                raise mixer
-            new = method.build(replace(spec, nonnegative=path in nonnegative), bank)
-            if exact and new is not None:
-                _refuse_unknown(block, path)
-        except Unsupported as reason:
-            sentence = f"plainify: method {label!r} can't make block {path!r} of {name} skip-free: {reason}."
-            _refuse(UnsupportedBlockError(sentence), strict)
-            left.append(path)
-            continue
-        kept.update(spec.kept)
-        if new is None:
-            continue
-        if not isinstance(new, nn.Module):
-            raise ValueError(f"plainify: method {label!r} built {new!r} for {path!r}, which is not an nn.Module.")
-        assert reader is not None
-        if getattr(new, "keeps_skip", False):
-            kept["block"] += 1
-        if not exact and _looks_trained(block):
-            discarded.append(_lost_weights(spec, new))
-        new.train(block.training)
-        done[id(block)] = reader.write(block, new)
-        if mixer is not None:
-            mixed = ATTENTIONS[attention].build(mixer).train(block.training)
-            mixed.start_mlp(new)
-            mixer.write(done[id(block)], mixed)
-        model = _put(model, path, done[id(block)])
-        if spec.skip:
-            replaced.append(path)
-        if original is not None and _parameters(model) > limit * _parameters(original):
-            _cost(original, method, example, strict=strict).check(limit, "plainify", getattr(method, "cheaper", ""))
+            if spec.skip:
+                replaced.append(path)
+            if original is not None and _parameters(model) > limit * _parameters(original):
+                _cost(original, method, example, strict=strict).check(limit, "plainify", getattr(method, "cheaper", ""))
 
     if additions:
         places = ", ".join(f"{path!r} ({count})" for path, count in Counter(additions).items())
         sentence = (
-            f"plainify: {name} adds tensors outside of its blocks, {len(additions)} times: in {places}. No reader "
-            "knows these as blocks (unskip.surgery.register_reader)."
+            f"plainify: {name} adds tensors outside of its blocks, {len(additions)} times: in {places}. They can't be "
+            "read as the sums of a branch and a shortcut."
         )
         _refuse(UnsupportedBlockError(sentence), strict)
         left += [f"{path} (addition {additions[: i + 1].count(path)})" for i, path in enumerate(additions)]
@@ -294,6 +312,11 @@ def _plainify(
         )
     if hasattr(method, "finish"):
         method.finish(model)
+    config = getattr(model, "pretrained_cfg", None)
+    if isinstance(config, dict) and "architecture" in config:
+        # timm's save_for_hf writes this name, and the residual network of that name would not take the weights.
+        name = f"{config['architecture']} after plainify by {label!r}, which timm can not build"
+        model.pretrained_cfg = model.default_cfg = {**config, "architecture": name}  # type: ignore[assignment]
     model.surgery = Surgery(  # type: ignore[assignment]
         method=method, replaced=tuple(replaced), left=tuple(left), kept=dict(kept), attention=attention
     )
@@ -318,20 +341,17 @@ def _look_around(model: nn.Module, paths: list[str], example: Tensor | None, exa
             continue
         blocks = {path: meta.get_submodule(path) for path in paths}
         hidden = {part for block in blocks.values() for part in block.modules()}
+        hidden |= {part for block in meta.modules() if getattr(block, "skip_free", False) for part in block.modules()}
         sums = [step for step in steps if step.function in ADDITIONS and len(step.sources) > 1]
-        found = [step.where for step in sums if step.module not in hidden]
+        found = [
+            f"{step.where} ({step.line})" if step.line else step.where for step in sums if step.module not in hidden
+        ]
         return found, nonnegative_inputs(meta, blocks, shape) if exact else set()
     return [], set()
 
 
-def _read(block: nn.Module, path: str, reader: Reader | None, attention: str) -> BlockSpec | Unsupported:
+def _read(block: nn.Module, path: str, reader: Reader, attention: str) -> BlockSpec | Unsupported:
     """What the reader makes of a block, or why it can't be read. Attention that keeps its skip is not read."""
-    if reader is None:
-        name = f"{type(block).__module__}.{type(block).__qualname__}"  # in full: timm has several classes of one name
-        return Unsupported(
-            f"no reader knows the class {name}. Known blocks: {', '.join(known_families())}. "
-            "Add one with unskip.surgery.register_reader"
-        )
     try:
         spec = reader.read(block, path)
     except Unsupported as reason:

@@ -13,8 +13,6 @@ import copy
 import dis
 import inspect
 import operator
-import os
-import re
 import traceback
 import types
 from collections.abc import Callable, Iterator
@@ -30,11 +28,10 @@ from unskip._core.errors import reason
 from unskip._core.layers import altered, inherits
 from unskip.methods.pieces import PadShortcut, Permute, Residual, Scale, Shift, Transpose
 from unskip.methods.spec import LAYERS, NO_OPS, NORMS, BlockSpec, Unsupported, is_activation
+from unskip.surgery.tracing import line_here, user_line
 from unskip.surgery.verify import difference
 
 EXACT = 1e-9  # relative, in float64
-LIBRARIES = tuple(os.path.dirname(str(file)) for file in (torch.__file__, os.path.dirname(__file__)))
-
 SIGNS = ("+", "+=", "-", "-=")
 ADD = {"add", "iadd", "sub", "isub"}
 MUL = {"mul", "imul", "div", "truediv", "itruediv", "multiply", "divide"}
@@ -79,19 +76,13 @@ class _Follower(fx.Tracer):
 
     proxy_buffer_attributes = True
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.record_stack_traces = True
+    def create_proxy(self, *args: Any, **kwargs: Any) -> fx.Proxy:
+        proxy = super().create_proxy(*args, **kwargs)
+        proxy.node.meta["line"] = line_here()
+        return proxy
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
-
-
-def _user_line(stack: str | None) -> str:
-    """The innermost line of code that is not PyTorch's or ours: 'net.py:12'."""
-    lines = re.findall(r'File "([^"]+)", line (\d+)', stack or "")
-    own = [(file, line) for file, line in lines if not file.startswith(LIBRARIES)]
-    return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
 def _at(line: str) -> str:
@@ -110,7 +101,7 @@ class Flow:
             defaults = _defaults(module)
             self.graph = _Follower().trace(module, defaults)
         except Exception as error:  # a forward may fail in any way on a symbolic input
-            line = _user_line("".join(traceback.format_exception(error)))
+            line = user_line((f.filename, f.lineno) for f in reversed(traceback.extract_tb(error.__traceback__)))
             raise Unsupported(f"its forward can't be followed: {reason(error)}{_at(line)}") from error
         finally:
             constants = [name for name in vars(module) if name not in before]
@@ -270,7 +261,7 @@ class Flow:
 
     def line(self, node: fx.Node) -> str:
         """The line of code that a node comes from."""
-        return _user_line(node.stack_trace)
+        return str(node.meta.get("line", ""))
 
     def residual(self, node: fx.Node) -> "tuple[list[nn.Module], list[nn.Module]]":
         """Branch and shortcut that an addition adds, from the fork on."""
@@ -483,7 +474,10 @@ def sampling(module: nn.Module, channels: int) -> PadShortcut | None:
     """The PadShortcut that a module without weights is, found and checked on random inputs; None if it is none."""
     generator = torch.Generator().manual_seed(0)
     known: PadShortcut | None = None
+    axes = 0
     for shape in ((12, 8), (7, 9), (16,), (9,)):
+        if known is not None and len(shape) != axes:
+            break
         x = torch.rand(2, channels, *shape, generator=generator, dtype=torch.float64, device="cpu") + 0.5
         try:
             y = _call(module, x)
@@ -492,6 +486,7 @@ def sampling(module: nn.Module, channels: int) -> PadShortcut | None:
         if not isinstance(y, Tensor) or y.ndim != x.ndim:
             return None
         if known is None:
+            axes = len(shape)
             rows = y.flatten(2).abs().sum((0, 2)).nonzero().flatten().tolist()
             before = rows[0] if rows else 0
             known = PadShortcut(max(1, round(x.shape[2] / y.shape[2])), y.shape[1] - channels - before, before)
@@ -608,7 +603,8 @@ def expose(model: nn.Module) -> nn.Module:
         for name, child in module._modules.items():
             if child is not None:
                 module._modules[name] = visit(child)
-        if not adds(module) or altered(module):
+        ours = type(module).__module__.startswith("unskip.models.")  # whose forward adds nothing outside of blocks
+        if ours or not adds(module) or altered(module):
             return module
         try:
             flow = Flow(module)
@@ -628,16 +624,17 @@ def _rewritten(module: nn.Module, flow: Flow, sums: list[fx.Node]) -> nn.Module:
     found = [part for node in sums if (part := _inner(module, flow, node)) is not None]
     if not found:
         return module
-    dropouts = [n for n in flow.sources if _name(n).startswith("dropout")]  # whose mode a trace has fixed
+    inner = set().union(*(flow.between(fork, end) for fork, end, _ in found))
+    # A trace has fixed the mode of these functions.
+    dropouts = [n for n in flow.sources if _name(n).startswith("dropout") and n not in inner]
+    modules = [flow.path(flow.above[n], n)[0] for n in dropouts]
     for fork, end, residual in found:
         inside = flow.between(fork, end)
         called = [str(n.target) for n in inside if n.op == "call_module"]
         others = [n.target for n in flow.graph.nodes if n.op == "call_module" and n not in inside]
         single = len(called) == 1 and called[0] not in others
         _substitute(module, flow.graph, end, called[0] if single else f"residual_{end.name}", residual, fork)
-        dropouts = [n for n in dropouts if n not in inside]
-    for node in dropouts:
-        (dropout,) = flow.path(flow.above[node], node)
+    for node, dropout in zip(dropouts, modules, strict=True):
         _substitute(module, flow.graph, node, node.name, dropout, flow.above[node])
     rewritten = fx.GraphModule(module, flow.graph, type(module).__name__)
     rewritten.graph.eliminate_dead_code()

@@ -4,6 +4,9 @@ Recorded from one forward pass, function by function, so that whatever a `forwar
 addition, a mean) is seen too. An activation in place writes a new version of the tensor that it reads.
 """
 
+import os
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +22,20 @@ from unskip._core.modules import preserved
 ADDITIONS = ("add", "add_", "iadd", "__add__", "__iadd__", "__radd__")  # functions that add two tensors
 
 
+LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
+
+
+def user_line(places: Iterable[tuple[str, int | None]]) -> str:
+    """The first of these files and lines that is not PyTorch's or ours: 'net.py:12'."""
+    own = ((file, line) for file, line in places if not file.startswith((*LIBRARIES, "<")))
+    return next((f"{os.path.basename(file)}:{line}" for file, line in own), "")
+
+
+def line_here() -> str:
+    """The innermost line of code that is running now and is not PyTorch's or ours."""
+    return user_line((f.f_code.co_filename, line) for f, line in traceback.walk_stack(sys._getframe()))
+
+
 @dataclass(eq=False)
 class TraceStep:
     """One call of a function that reads something which depends on the input."""
@@ -29,6 +46,8 @@ class TraceStep:
     shape: torch.Size  # of its (first) output
     sources: list["TraceStep | None"]  # that wrote what it reads, one for each tensor; None is the input itself
     readers: list["TraceStep"] = field(default_factory=list)
+
+    line: str = ""  # of an addition: the innermost line of code that is not PyTorch's or ours, 'net.py:12'
 
     @property
     def where(self) -> str:
@@ -84,6 +103,8 @@ class _Tracer(TorchFunctionMode):
             path, module = self.running[-1]
             name = getattr(func, "__name__", str(func))
             step = TraceStep(name, path, module, written[0].shape, [self.writer[id(x)] for x in read])
+            if name in ADDITIONS:
+                step.line = line_here()
             for source in step.sources:
                 if source is not None:
                     source.readers.append(step)

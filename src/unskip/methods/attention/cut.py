@@ -10,6 +10,8 @@ Ji et al. 2025, *Cutting the Skip: Training Residual-Free Transformers*, arXiv:2
 a random matrix's singular vectors give W_V = cU and W_O = cVᵀ over all heads, since a head's part has rank d_h.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -29,7 +31,7 @@ class CutAttention(SelfAttention):
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
         size, shared = self.q.in_features, self.q.out_features // self.k.out_features
-        draw = {"device": self.q.weight.device, "dtype": torch.promote_types(self.q.weight.dtype, torch.float32)}
+        draw: dict[str, Any] = {"device": self.q.weight.device}
         for head in range(self.heads):
             target = ALPHA * torch.randn(size, size, **draw) / size**0.5 + BETA * torch.eye(size, **draw)
             if target.is_meta:

@@ -14,6 +14,7 @@ which takes texts of any length. Without causality positions are the tokens' num
 import math
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,21 +50,20 @@ def alpha(gamma: float) -> float:
 
 
 @lru_cache(maxsize=64)
-def symmetric_attention(tokens: int, before: float, after: float) -> Tensor:
+def symmetric_attention(tokens: int, before: float, after: float) -> np.ndarray:
     """Σ(after)^½ Σ(before)^-½ in float64: (T, T).
 
     For an endless sequence its entries are positive: log of its spectrum is Σ_n (φ^n - φ'^n) / n cos nω, φ = exp(-γ).
     For a finite one the ends may leave small negative entries, which become 0.
     """
-    distance = torch.arange(tokens, dtype=torch.float64, device="cpu")
-    distance = (distance[:, None] - distance).abs()
+    distance = np.abs(np.subtract.outer(np.arange(tokens), np.arange(tokens)))
 
-    def power(gamma: float, exponent: float) -> Tensor:
-        values, vectors = torch.linalg.eigh(torch.exp(-gamma * distance))
+    def power(gamma: float, exponent: float) -> np.ndarray:
+        values, vectors = np.linalg.eigh(np.exp(-gamma * distance))
         return (vectors * values**exponent) @ vectors.T
 
     matrix = power(after, 0.5) @ power(before, -0.5) if before < math.inf else power(after, 0.5)
-    return matrix.clamp(min=0)
+    return matrix.clip(min=0)
 
 
 class ESPAttention(SelfAttention):
@@ -85,12 +85,12 @@ class ESPAttention(SelfAttention):
             position = torch.ones_like(q[0, 0, :, 0], dtype=wide).cumsum(0)
             matrix = causal_attention(position, self.before, self.after)
         else:
-            matrix = symmetric_attention(q.shape[2], self.before, self.after).to(q.device, torch.float32)
+            matrix = torch.tensor(symmetric_attention(q.shape[2], self.before, self.after), device=q.device).float()
         D = matrix.sum(1, keepdim=True)
         B = (matrix / D).clamp_min(torch.finfo(matrix.dtype).tiny).log()
         if self.causal:
             B = B.masked_fill(matrix == 0, torch.finfo(matrix.dtype).min)
-        return D.to(v.dtype) * self.attend(q, k, v, mask, B)
+        return D.to(v.dtype) * self.attend(q, k, v, mask, B.to(q.dtype))
 
     def extra_repr(self) -> str:
         return f"gamma={self.before:.4g} to {self.after:.4g}"

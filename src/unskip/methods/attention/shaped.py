@@ -19,6 +19,10 @@ from unskip.methods.attention.self_attention import SelfAttention, orthogonal, z
 class ShapedAttention(SelfAttention):
     """y = W_O (αI + βA(X) - γC) W_V x."""
 
+    alpha: nn.Parameter
+    beta: nn.Parameter
+    gamma: nn.Parameter
+
     def add_gains(self, **factory: Any) -> None:
         for name in ("alpha", "beta", "gamma"):
             setattr(self, name, nn.Parameter(torch.ones(self.heads, **factory)))
@@ -30,5 +34,5 @@ class ShapedAttention(SelfAttention):
         orthogonal(self.o)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        alpha, beta, gamma = (self.per_head(gain) for gain in (self.alpha, self.beta, self.gamma))
+        alpha, beta, gamma = (self.per_head(p) for p in (self.alpha, self.beta, self.gamma))
         return alpha * v + beta * self.attend(q, k, v, mask) - gamma * self.uniform(q, k, v, mask)

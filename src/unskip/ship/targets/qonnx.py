@@ -5,15 +5,14 @@ Where qonnx is installed, its own executor runs the file too.
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.metadata import version
 from typing import ClassVar
-from unittest.mock import patch
 
 import torch
 
+from unskip._core.errors import reason
 from unskip.ship.export import INPUT, OUTPUT, Run
-from unskip.ship.targets.target import IR_VERSION, ExportedFor, Job, Target, importable
+from unskip.ship.targets.target import ExportedFor, Job, Target, importable
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,11 +45,14 @@ def _runner(data: bytes) -> Run:
     from qonnx.core.onnx_exec import execute_onnx
 
     model = ModelWrapper(onnx.load_from_string(data))
-    # It runs each node as a model of its own, of onnx's newest IR version, which onnxruntime may not know yet.
-    make = partial(onnx.helper.make_model, ir_version=IR_VERSION)
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        with patch.object(onnx.helper, "make_model", make):
+        try:
             return torch.from_numpy(execute_onnx(model, {INPUT: x.numpy()})[OUTPUT])
+        except Exception as error:  # onnxruntime's own kinds: each node is run as a model of onnx's newest IR version
+            raise ValueError(
+                f"export: qonnx's executor can't run the file: {reason(error)}. Where onnxruntime does not know the IR "
+                "version, `pip install 'onnx<1.21'` helps."
+            ) from error
 
     return run

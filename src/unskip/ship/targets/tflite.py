@@ -153,6 +153,5 @@ def _scales(data: bytes) -> str:
 
     (source,) = Interpreter(model_content=data).get_input_details()
     scale, zero = source["quantization"]
-    return (
-        f"The input is {tuple(map(int, source['shape']))} in {np.dtype(source['dtype'])}: {scale:.6g} * (q - {zero})."
-    )
+    shape = tuple(map(int, source["shape"]))
+    return f"The input is {shape} in {np.dtype(source['dtype'])}: {scale:.6g} * (q {-zero:+d})."

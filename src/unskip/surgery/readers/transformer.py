@@ -29,6 +29,7 @@ class SkipFreeBlock(nn.Module):
 
     skip_free = True
     attention_skip = True
+    mlp: Any
 
     def join(self, x: Tensor, attended: Tensor, *scales: nn.Module) -> Tensor:
         """What stands behind attention: its output alone, or added to x behind layer scale and stochastic depth."""
@@ -42,6 +43,11 @@ class SkipFreeBlock(nn.Module):
 class SkipFreeViTBlock(SkipFreeBlock, vit.Block):
     """timm's ViT block."""
 
+    attn: Any
+    norm1: Any
+    ls1: Any
+    drop_path1: Any
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not self.attention_skip:
             return self.mlp(self.attn(self.norm1(x), kwargs.get("attn_mask", *args[:1])))
@@ -51,6 +57,9 @@ class SkipFreeViTBlock(SkipFreeBlock, vit.Block):
 class SkipFreeSwinBlock(SkipFreeBlock, swin.SwinTransformerBlock):
     """timm's Swin block."""
 
+    norm1: Any
+    drop_path1: Any
+
     def forward(self, x: Tensor) -> Tensor:
         attended = self._attn(self.norm1(x))  # (B, H, W, C)
         return self.mlp(self.join(x, attended, *([self.drop_path1] if self.attention_skip else [])))
@@ -58,6 +67,10 @@ class SkipFreeSwinBlock(SkipFreeBlock, swin.SwinTransformerBlock):
 
 class SkipFreeEncoderBlock(SkipFreeBlock, tv.EncoderBlock):
     """torchvision's ViT block."""
+
+    self_attention: Any
+    ln_1: Any
+    dropout: Any
 
     def forward(self, input: Tensor) -> Tensor:
         x = self.ln_1(input)
@@ -82,6 +95,8 @@ class WindowedAttention(nn.Module):
 class RelativePositions(nn.Module):
     """Swin's bias of relative positions, (1, heads, T, T)."""
 
+    index: Tensor
+
     def __init__(self, attention: swin.WindowAttention) -> None:
         super().__init__()
         self.tokens = attention.window_area
@@ -89,7 +104,8 @@ class RelativePositions(nn.Module):
         self.register_buffer("index", attention.relative_position_index.flatten())
 
     def forward(self) -> Tensor:
-        return self.table[self.index].unflatten(0, (self.tokens, self.tokens)).permute(2, 0, 1)[None]
+        table: Tensor = self.table[self.index]
+        return table.unflatten(0, (self.tokens, self.tokens)).permute(2, 0, 1)[None]
 
 
 def write_block(skip_free: type[SkipFreeBlock], gone: str, block: nn.Module, mlp: nn.Module) -> nn.Module:
@@ -134,7 +150,8 @@ def read_timm_attention(attention: nn.Module, write: Callable[[nn.Module, nn.Mod
     norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
     return AttentionSpec(
         q=q, k=k, v=v, o=attention.proj, heads=attention.num_heads, write=write,  # type: ignore[arg-type]
-        q_norm=norms[0], k_norm=norms[1], bias=RelativePositions(attention) if windowed else None,
+        q_norm=norms[0], k_norm=norms[1],
+        bias=RelativePositions(attention) if isinstance(attention, swin.WindowAttention) else None,
         drop=attention.attn_drop.p, out_drop=attention.proj_drop.p,  # type: ignore[union-attr, arg-type]
     )  # fmt: skip
 
