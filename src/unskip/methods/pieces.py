@@ -88,16 +88,16 @@ class Transpose(nn.Module):
 class PadShortcut(nn.Module):
     """Option A: every stride-th pixel (or sample), and zeros for the new channels, behind or also before the others."""
 
-    def __init__(self, stride: int, extra: int, before: int = 0) -> None:
+    def __init__(self, stride: int, extra: int, before: int = 0, axes: int = 2) -> None:
         super().__init__()
         self.stride = stride
         self.extra = extra
         self.before = before
+        self.axes = axes  # of a pixel
 
     def forward(self, x: Tensor) -> Tensor:
-        around = (0, 0) * (x.ndim - 2)
-        x = x[:, :, :: self.stride, :: self.stride] if x.ndim == 4 else x[:, :, :: self.stride]
-        return F.pad(x, (*around, self.before, self.extra))
+        every = (slice(None, None, self.stride),) * self.axes
+        return F.pad(x[:, :, *every], (*(0, 0) * self.axes, self.before, self.extra))
 
     def mixing(self, channels: int) -> Tensor:
         """(out, in): the 1 x 1 kernel that it stands for."""

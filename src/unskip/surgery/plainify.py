@@ -235,7 +235,7 @@ def _plainify(
     kept: Counter[str] = Counter()
     discarded: list[int] = []  # trained weights, by block
     done: dict[int, nn.Module] = {}  # by id of the old block: a block that is used twice stays one block
-    seen: list[nn.Module] = []  # blocks of earlier rounds that stay
+    seen: list[nn.Module] = []  # blocks of earlier rounds
     additions: list[str] = []
     for number in itertools.count():  # a second round for the skips around blocks, which are plain by then
         model = expose(model)
@@ -279,8 +279,6 @@ def _plainify(
                 continue
             if not isinstance(new, nn.Module):
                 raise ValueError(f"plainify: method {label!r} built {new!r} for {path!r}, which is not an nn.Module.")
-            if getattr(new, "keeps_skip", False):
-                kept["block"] += 1
             if not exact and _looks_trained(block):
                 discarded.append(_lost_weights(spec, new))
             new.train(block.training)
@@ -290,6 +288,9 @@ def _plainify(
                 mixed.start_mlp(new)
                 mixer.write(done[id(block)], mixed)
             model = _put(model, path, done[id(block)])
+            if getattr(new, "keeps_skip", False):
+                kept["block"] += 1
+            seen.append(done[id(block)])
             if spec.skip:
                 replaced.append(path)
             if original is not None and _parameters(model) > limit * _parameters(original):

@@ -460,7 +460,9 @@ def _as_sampling(shortcut: list[nn.Module], channels: int, axes: int) -> list[nn
         found = sampling(module, channels, axes) if bare else None
         last = done[-1] if done else None
         if found is not None and type(last) is PadShortcut:
-            done[-1] = PadShortcut(last.stride * found.stride, last.extra + found.extra, last.before + found.before)
+            done[-1] = PadShortcut(
+                last.stride * found.stride, last.extra + found.extra, last.before + found.before, axes
+            )
         else:
             done.append(module if found is None else found)
         if found is not None:
@@ -486,7 +488,7 @@ def sampling(module: nn.Module, channels: int, axes: int) -> PadShortcut | None:
         if known is None:
             rows = y.flatten(2).abs().sum((0, 2)).nonzero().flatten().tolist()
             before = rows[0] if rows else 0
-            known = PadShortcut(max(1, round(x.shape[2] / y.shape[2])), y.shape[1] - channels - before, before)
+            known = PadShortcut(max(1, round(x.shape[2] / y.shape[2])), y.shape[1] - channels - before, before, axes)
             if known.extra < 0:
                 return None
         if known(x).shape != y.shape or not torch.equal(known(x), y):
