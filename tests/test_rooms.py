@@ -41,8 +41,8 @@ def test_every_folder_is_a_room() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
 def test_a_room_imports_none_above_it_and_not_the_package(file: Path) -> None:
     room, where = file.relative_to(SOURCE).parts[0], file.relative_to(SOURCE)
-    if room.endswith(".py"):  # __init__ and __main__ stand at the door and see all rooms
-        assert set(rooms(file)) <= set(ROOMS), where
+    if room.endswith(".py"):  # __init__, __main__ and nn stand at the door and see all rooms
+        assert set(rooms(file)) <= {*ROOMS, "nn"}, where
         return
     below = ROOMS[ROOMS.index(room) :]
     for target, name in rooms(file).items():
@@ -61,7 +61,7 @@ def test_the_design_says_what_a_room_imports(room: str) -> None:
 
 
 def test_public_names_exist_and_are_few() -> None:
-    assert len(unskip.__all__) < 12
+    assert len(unskip.__all__) < 15
     for name in unskip.__all__:
         assert getattr(unskip, name).__doc__, name
 

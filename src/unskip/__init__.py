@@ -6,7 +6,10 @@ import sys
 from unskip._core.version import __version__  # noqa: F401 - public
 
 TYPE_CHECKING = False  # typing's, without the time that it takes to import
-__all__ = ["create_model", "diagnose", "export", "fold", "load", "param_groups", "plainify", "verify"]
+__all__ = [
+    "convert", "cost", "create_model", "diagnose", "export", "fold", "list_models", "load", "memory_plan", "nn",
+    "param_groups", "plainify", "quantize", "verify",
+]  # fmt: skip
 
 
 def _is_the_command() -> bool:
@@ -19,20 +22,21 @@ def _is_the_command() -> bool:
 # takes seconds. The command must say what an option means, or that there is none, without them: it comes through this
 # file too, imports what it needs when it knows what to do, and the names are there as soon as anybody asks for one.
 if not _is_the_command():
+    from unskip import nn
     from unskip.doctor import diagnose
     from unskip.io.load import load
-    from unskip.models import create_model
-    from unskip.ship import export, fold, verify
-    from unskip.surgery import plainify
+    from unskip.models import create_model, list_models
+    from unskip.ship import convert, export, fold, quantize, verify
+    from unskip.surgery import cost, memory_plan, plainify
     from unskip.train import param_groups
 elif not TYPE_CHECKING:  # whoever checks types sees the names above and no others
     _HOME = {
-        "create_model": "models",
         "diagnose": "doctor",
         "load": "io.load",
-        **dict.fromkeys(("export", "fold", "verify"), "ship"),
+        **dict.fromkeys(("create_model", "list_models"), "models"),
+        **dict.fromkeys(("convert", "export", "fold", "quantize", "verify"), "ship"),
         "param_groups": "train",
-        "plainify": "surgery",
+        **dict.fromkeys(("cost", "memory_plan", "plainify"), "surgery"),
     }
 
     def __getattr__(name: str) -> object:
@@ -42,6 +46,7 @@ elif not TYPE_CHECKING:  # whoever checks types sees the names above and no othe
         if not name.startswith("__"):  # Python's own questions
             for public, room in _HOME.items():
                 globals()[public] = getattr(importlib.import_module(f"unskip.{room}"), public)
+            importlib.import_module("unskip.nn")
         if name not in globals():
             raise AttributeError(f"module 'unskip' has no attribute {name!r}")
         return globals()[name]

@@ -21,6 +21,9 @@ class Conversion:
     exact: float  # relative error of the output in float64, before the weights were stored
     check: Check  # of the network that is returned, in its own dtype
 
+    def __str__(self) -> str:
+        return f"the same function to {self.exact:.1e} in float64 and {self.check.worst():.1e} as stored\n{self.cost}"
+
 
 def convert(
     model: nn.Module,

@@ -40,6 +40,18 @@ class Surgery:
     attention: str = KEEP  # how attention was made skip-free
     exact: float | None = None  # of an exact method: the relative error that was found in float64
 
+    def __str__(self) -> str:
+        blocks = f"{len(self.replaced)} blocks without skips"
+        if self.replaced:
+            blocks += (
+                f" ({self.replaced[0]} to {self.replaced[-1]})" if len(self.replaced) > 1 else f" ({self.replaced[0]})"
+            )
+        lines = [f"{method_name(self.method)}: {blocks}"]
+        lines += [f"{len(self.left)} left as they are: {', '.join(self.left)}"] * bool(self.left)
+        lines += [f"{kind} skips kept: {count}" for kind, count in self.kept.items()]
+        lines += [] if self.exact is None else [f"the same function to {self.exact:.1e} in float64"]
+        return "\n".join(lines)
+
 
 class UnsupportedBlockError(ValueError):
     """A residual block that the method can't make skip-free; the message names block, reason and way out."""
@@ -145,9 +157,8 @@ def memory_variants(
             found[label] = getattr(refusal, "reason", str(refusal))
 
     def folded(network: nn.Module, label: str) -> None:
-        forms = {form: stacked(network, fast=form == "fast") for form in ("dense", "fast")}
-        for form, each in forms.items():
-            add(f"{label}, {form}", lambda each=each: each)  # type: ignore[misc]
+        for form in ("dense", "fast"):
+            add(f"{label}, {form}", lambda form=form: stacked(network, fast=form == "fast"))  # type: ignore[misc]
         if found[f"{label}, dense"] == found[f"{label}, fast"]:
             found[label] = found.pop(f"{label}, dense")
             del found[f"{label}, fast"]
@@ -300,6 +311,11 @@ def _plainify(
         )
     if hasattr(method, "finish"):
         method.finish(model)
+    config = getattr(model, "pretrained_cfg", None)
+    if isinstance(config, dict) and "architecture" in config:
+        # timm's save_for_hf writes this name, and the residual network of that name would not take the weights.
+        name = f"{config['architecture']} after plainify by {label!r}, which timm can not build"
+        model.pretrained_cfg = model.default_cfg = {**config, "architecture": name}  # type: ignore[assignment]
     model.surgery = Surgery(  # type: ignore[assignment]
         method=method, replaced=tuple(replaced), left=tuple(left), kept=dict(kept), attention=attention
     )
