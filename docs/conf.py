@@ -7,6 +7,7 @@ from sphinx.writers.html5 import HTML5Translator
 
 import unskip
 from unskip.methods import describe_method, method_names
+from unskip.surgery.kinds import support_table
 
 project = "unskip"
 author = "the unskip authors"
@@ -47,7 +48,7 @@ def _methods(app: Sphinx, page: str, source: list[str]) -> None:
             for option in method.options:
                 words = option.doc.replace("|", "\\|")
                 lines.append(f"| `{option.name}` | {option.values} | {words} |")
-        source[0] = source[0].replace("<!-- methods -->", "\n".join(lines))
+        source[0] = source[0].replace("<!-- methods -->", "\n".join(lines)).replace("<!-- kinds -->", support_table())
 
 
 def setup(app: Sphinx) -> None:

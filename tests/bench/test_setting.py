@@ -28,7 +28,7 @@ def test_what_is_no_amount_of_memory(text: str) -> None:
         ({"rounds": 0}, "rounds=0 must be between 1 and"),
         ({"seconds": 0.0}, "seconds=0.0 must be between 1e-06 and 3,600"),
         ({"seconds": float("inf")}, "seconds=inf must be between"),
-        ({"layers": "fast"}, "layers='fast' must be one of same, own"),
+        ({"layers": "slow"}, "layers='slow' must be one of same, fast, own"),
         ({"threads": 10**7}, "threads=10000000 must be between 0 and"),
         ({"fit": 2**30, "train": False}, "training is left out; drop --fit, or ask for training too with --train"),
         ({"fit": 2**60, "device": "cpu"}, r"--fit asks for 1,073,741,824\.0 GiB, and cpu has .* GiB; give less"),

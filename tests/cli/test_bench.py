@@ -1,23 +1,19 @@
 """`unskip bench` on the command line."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-import unskip
+from tests.processes import start_command
 from unskip.bench.compare import BenchRow, Comparison
 from unskip.bench.runner import Case, Runner
 from unskip.cli.commands import app
 
-SOURCE = Path(unskip.__file__).parents[1]
 QUICK = ["--device", "cpu", "--batch", "2", "--size", "8", "--rounds", "1", "--seconds", "0.01", "--no-compile"]
 
 
@@ -95,17 +91,15 @@ def test_ctrl_c_before_the_first_round_leaves_nothing(tmp_path: Path, monkeypatc
 def test_ctrl_c_prints_what_there_is_and_ends_with_130(tmp_path: Path) -> None:
     """A real process and a real signal, after the first rounds."""
     words = ["resnet20", "plain_resnet20", *QUICK, "--train", "--rounds", "10000", "--out", str(tmp_path / "out")]
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "unskip", "bench", *words]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = start_command("bench", *words, cwd=tmp_path)
     file, began = tmp_path / "out" / "bench.json", time.monotonic()
     while not (file.exists() and json.loads(file.read_text())["rows"][-1]["rounds"]):
-        assert process.poll() is None, process.communicate()
+        assert command.process.is_alive(), command.finish()
         assert time.monotonic() - began < 120
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    command.send(signal.SIGINT)
+    code, out, err = command.finish()
+    assert code == 130, err
     assert re.search(r"plain_resnet20 +│ train, eager +│ +\d", out)
     assert "Written: " in out
     assert err.strip().endswith("Interrupted. Nothing is left half written; the same command begins anew.")

@@ -3,31 +3,16 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.processes import start_command
 from tests.train.small import SMALL, write_npz
 from unskip.cli import main
 from unskip.train.recipe import recipe_names
-
-ROOT = Path(__file__).parents[2]
-PATH = os.pathsep.join([str(ROOT), *sys.path])  # so that processes run the code that is tested
-
-
-def unskip(*words: str, cwd: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}
-    return subprocess.Popen(
-        [sys.executable, "-m", "unskip", *words],
-        cwd=cwd,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def in_process(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
@@ -46,22 +31,21 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def test_a_run_is_stopped_resumed_and_prints_one_line(recipe: Path, tmp_path: Path) -> None:
-    first = unskip("train", str(recipe), "--seed", "3", cwd=tmp_path)
+    first = start_command("train", str(recipe), "--seed", "3", cwd=tmp_path)
     checkpoint = tmp_path / "runs" / "mine" / "checkpoint.pt"
     began = time.monotonic()
     while not checkpoint.exists():
-        assert first.poll() is None
+        assert first.process.is_alive()
         assert time.monotonic() - began < 120
         time.sleep(0.01)
-    first.send_signal(signal.SIGINT)
-    out, err = first.communicate(timeout=60)
-    assert (first.returncode, out) == (75, "")
+    first.send(signal.SIGINT)
+    code, out, err = first.finish()
+    assert (code, out) == (75, "")
     assert "stopped by SIGINT after update" in err
     assert "--resume auto" in err
 
-    again = unskip("train", str(recipe), "--seed", "3", "--resume", "auto", cwd=tmp_path)
-    out, err = again.communicate(timeout=120)
-    assert again.returncode == 0, err
+    code, out, err = start_command("train", str(recipe), "--seed", "3", "--resume", "auto", cwd=tmp_path).finish()
+    assert code == 0, err
     assert out.count("\n") == 1
     assert "tests.train.small:norm_net on digits: test error" in out
     assert "Going on after update" in err
@@ -150,9 +134,14 @@ def test_a_progress_bar_on_a_terminal(recipe: Path, tmp_path: Path) -> None:
     import select
 
     parent, child = pty.openpty()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH, "TERM": "xterm", "COLUMNS": "120"}
-    command = [sys.executable, "-m", "unskip", "train", str(recipe)]
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=child, text=True)
+    environment = {"TERM": "xterm", "COLUMNS": "120"}
+    command = start_command("train", str(recipe), cwd=tmp_path, err=os.ttyname(child), environment=environment)
+    began = time.monotonic()
+    while not command.out.exists():  # the terminal must not close before it is open there too
+        assert time.monotonic() - began < 120
+        time.sleep(0.01)
+    while os.stat(f"/proc/{command.process.pid}/fd/2").st_rdev != os.fstat(child).st_rdev:
+        time.sleep(0.01)
     os.close(child)
     seen = b""
     while True:
@@ -162,10 +151,10 @@ def test_a_progress_bar_on_a_terminal(recipe: Path, tmp_path: Path) -> None:
                 seen += os.read(parent, 65536)
             except OSError:
                 break
-        elif process.poll() is not None:
+        elif not command.process.is_alive():
             break
     os.close(parent)
-    assert process.wait() == 0
+    assert command.finish()[0] == 0
     text = seen.decode(errors="replace")
     for word in ("epoch", "loss", "error", "images/s", "/400"):
         assert word in text

@@ -220,11 +220,11 @@ def test_a_block_of_any_kind(name: str, rectified: bool, options: dict) -> None:
 @pytest.mark.parametrize(
     ("build", "says"),
     [
-        (lambda: Any(conv(4, 6), nn.GELU(), conv(6, 4)), "its activation GELU.* bends what is carried"),
-        (lambda: Any(conv(4, 6), nn.SiLU(), conv(6, 4)), "its activation SiLU.* bends"),
+        (lambda: Any(conv(4, 6), nn.Tanh(), conv(6, 4)), "its activation Tanh.* bends what is carried"),
+        (lambda: Any(conv(4, 6), nn.Mish(), conv(6, 4)), "its activation Mish.* bends"),
         (lambda: Any(conv(4, 6), nn.LeakyReLU(-0.1), conv(6, 4)), "bends what is carried"),
-        (lambda: Any(conv(4, 6, padding=0), RELU, conv(6, 4, padding=2)), "is not a square convolution"),
-        (lambda: Any(conv(4, 6, padding_mode="reflect"), RELU, conv(6, 4)), "is not a square convolution"),
+        (lambda: Any(conv(4, 6, padding=0), RELU, conv(6, 4, padding=2)), "pads so that it does not read the pixel"),
+        (lambda: Any(conv(4, 6, padding_mode="reflect"), RELU, conv(6, 4)), "pads so that it does not read the pixel"),
         (lambda: Any(conv(4, 6), RELU, conv(6, 5), shortcut=conv(4, 5)), "its projection .* is not a 1 x 1"),
         (
             lambda: Any(conv(4, 6), RELU, conv(6, 5), shortcut=nn.Sequential(conv(4, 5, 1), RELU)),
@@ -246,7 +246,6 @@ def test_a_block_of_any_kind(name: str, rectified: bool, options: dict) -> None:
             lambda: Any(conv(4, 6), RELU, conv(6, 4), pre=(nn.ReLU(inplace=True),)),
             "works in place on what the shortcut",
         ),
-        (lambda: Any(nn.Linear(4, 6), RELU, nn.Linear(6, 4)), "it is an MLP of linear layers"),
     ],
 )
 def test_what_has_no_exact_form_is_refused_with_its_path(build: Callable[[], nn.Module], says: str) -> None:
@@ -257,11 +256,9 @@ def test_what_has_no_exact_form_is_refused_with_its_path(build: Callable[[], nn.
 @pytest.mark.parametrize(
     ("build", "says"),
     [
-        (lambda: timm.create_model("seresnet18"), "its branch holds timm.SEModule"),
         (lambda: timm.create_model("resnet26", aa_layer=timm.layers.BlurPool2d), "its branch holds"),
-        (lambda: timm.create_model("resnet10t", act_layer="silu"), "its activation SiLU"),
-        (lambda: timm.create_model("vit_tiny_patch16_224", depth=1), "it is an MLP of linear layers"),
-        (lambda: timm.create_model("efficientnet_b0"), "its branch holds"),
+        (lambda: timm.create_model("resnet10t", act_layer="mish"), "its activation Mish"),
+        (lambda: timm.create_model("vit_tiny_patch16_224", depth=1), "its forward takes more than its input"),
     ],
 )
 def test_networks_that_are_refused(build: Callable[[], nn.Module], says: str) -> None:

@@ -1,17 +1,18 @@
 """Compiling, exporting and distributing one network of each family."""
 
 import copy
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
 import torch
+import torch.distributed as dist
 from timm.layers import DropPath
+from torch import nn
 
 import unskip
+from tests import processes
 from tests.models.test_every_name import create, images
 from unskip.models.cifar import cifar_resnet
 from unskip.models.registry import RIVALS as METHODS
@@ -70,25 +71,24 @@ def test_exports(name: str) -> None:
     assert len(coders) == len([key for key in network.state_dict() if key.endswith(".enc")])
 
 
-DDP = """
-import os, sys, torch, torch.distributed as dist, timm, unskip
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-torch.manual_seed(rank)  # replicas start different, DDP makes them equal
-net = torch.nn.parallel.DistributedDataParallel(timm.create_model(sys.argv[1], **eval(sys.argv[2])))
-opt = torch.optim.SGD(unskip.param_groups(net, 1e-4), lr=0.1)
-for _ in range(2):
-    x = torch.randn(2, 3, int(sys.argv[3]), int(sys.argv[3]))
-    opt.zero_grad(); net(x).square().mean().backward(); opt.step()
-coders = [b.flatten() for n, b in net.named_buffers() if "coder" in n]
-flat = torch.cat([p.detach().flatten() for p in net.parameters()] + coders)
-both = [torch.empty_like(flat) for _ in range(2)]
-dist.all_gather(both, flat)
-assert torch.isfinite(flat).all() and torch.equal(*both), "replicas differ"
-if rank == 0: print("equal", len(flat))
-dist.destroy_process_group()
-"""
+def replica(rank: int, folder: Path, name: str, arguments: dict[str, Any], side: int) -> None:
+    """Two updates of one of two replicas; both end with the same weights and coders."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.manual_seed(rank)  # replicas start different, DDP makes them equal
+    network = nn.parallel.DistributedDataParallel(timm.create_model(name, **arguments))
+    optimizer = torch.optim.SGD(unskip.param_groups(network, 1e-4), lr=0.1)
+    for _ in range(2):
+        x = torch.randn(2, 3, side, side)
+        optimizer.zero_grad()
+        network(x).square().mean().backward()
+        optimizer.step()
+    coders = [b.flatten() for key, b in network.named_buffers() if "coder" in key]
+    flat = torch.cat([p.detach().flatten() for p in network.parameters()] + coders)
+    both = [torch.empty_like(flat) for _ in range(2)]
+    dist.all_gather(both, flat)
+    assert torch.isfinite(flat).all()
+    assert torch.equal(*both), "replicas differ"
+    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
@@ -108,18 +108,10 @@ dist.destroy_process_group()
     ],
 )
 def test_two_processes_stay_equal_under_ddp(name: str, arguments: dict, side: int, tmp_path: Path) -> None:
-    script = tmp_path / "ddp.py"
-    script.write_text(DDP)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
-    run = subprocess.run(
-        [*command, name, repr(arguments), str(side)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert "equal" in run.stdout
+    replicas = [processes.start(replica, rank, tmp_path, name, arguments, side) for rank in range(2)]
+    for each in replicas:
+        each.join(300)
+    assert [each.exitcode for each in replicas] == [0, 0]
 
 
 def test_timm_finds_the_names() -> None:

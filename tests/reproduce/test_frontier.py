@@ -20,8 +20,10 @@ from unskip.reproduce.frontier import (
     LONG,
     NETWORKS,
     TABLES,
+    as_csv,
     asked_for,
     draw,
+    gathered,
     nearest_frontier,
     pareto,
     write_page,
@@ -108,6 +110,21 @@ def test_a_page_without_empty_cells_or_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"would have empty cells: train_bytes of seqnet18\. Measure them first"):
         write_page(tmp_path / "other", table, figures)
     assert not (tmp_path / "other").exists()
+
+
+def test_columns_of_an_earlier_record_fill_what_is_not_measured(tmp_path: Path) -> None:
+    table = made_up()
+    for name, row in table.items():
+        row["model"] = NETWORKS[name]
+    table["resnet18"]["model"] = "resnet18:channels=[1,2,3,4]"
+    file = tmp_path / "frontier.csv"
+    file.write_bytes(as_csv(table.values()))
+    found = gathered(tmp_path / "nothing", file)
+    assert found["seqnet18"] == table["seqnet18"]
+    assert found["resnet18"] == {"network": "resnet18", "kind": "residual", "model": "resnet18"}
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"--columns .*other.csv can't be read: .*Give a frontier.csv"):
+        gathered(tmp_path, tmp_path / "other.csv")
 
 
 def test_every_name_in_a_picture_is_inside_and_covers_no_other() -> None:

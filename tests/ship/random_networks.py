@@ -221,9 +221,7 @@ def shortcut(plan: BlockPlan, channels: int, out: int) -> nn.Module | None:
             nn.MaxPool2d(1, stride),
             nn.AvgPool2d(3, stride, 1),
             nn.MaxPool2d(stride, stride, ceil_mode=True),
-            nn.LPPool2d(2, stride, ceil_mode=True),
-            nn.AvgPool2d(stride, stride),
-        )[kind % 7]
+        )[kind % 5]
     if "pool" in plan.shortcut:
         return nn.Sequential(pool, nn.Conv2d(channels, out, 1, bias=False), nn.BatchNorm2d(out))
     return nn.Sequential(conv, nn.BatchNorm2d(out)) if plan.shortcut == "1x1 norm" else conv
@@ -445,7 +443,7 @@ TO_CONVOLUTION: dict[str, Callable[[nn.Module], object]] = {
     "parametrised": add_parametrization,
     "weight norm": parametrizations.weight_norm,
     "old weight norm": weight_norm,
-    "pruned": lambda module: torch_prune.random_unstructured(module, "weight", 0.5),
+    "pruned": lambda module: torch_prune.l1_unstructured(module, "weight", 0.5),
 }
 TO_NETWORK: dict[str, Callable[[nn.Module], object]] = {
     "none": lambda network: None,

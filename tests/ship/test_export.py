@@ -273,3 +273,12 @@ def test_a_file_that_computes_something_else_is_not_kept(tmp_path: Path, monkeyp
     unskip.export(tiny(), file, example=X, force=True)
     onnx.checker.check_model(str(file))
     assert [p.name for p in tmp_path.iterdir()] == ["net.onnx"]
+
+
+def test_a_forward_that_belongs_to_the_original_is_a_sentence(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()).eval()
+    forward = network[0].forward
+    network[0].forward = lambda x: 1.25 * forward(x)
+    with pytest.raises(ValueError, match=r"export: a copy of Sequential in float64 can't run: .* set on an instance"):
+        unskip.export(network, tmp_path / "net.pt2", example=torch.randn(2, 3, 8, 8))
+    assert not list(tmp_path.iterdir())

@@ -1,19 +1,28 @@
 """Forty residual networks as people write them, at most two of a family: name -> builder and the size of one input.
 
+`python -m tests.surgery.forty` prints the table of docs/networks.md.
+
 Networks of libraries are small ones of their class: all kinds of blocks that the class has, few of each.
 """
 
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import timm
 import torch
 import torchvision.models as tv
 from timm.layers import DropPath
+from timm.models.cspnet import CspNet, model_cfgs
 from timm.models.mlp_mixer import MlpMixer
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+
+import unskip
+from unskip.methods import PNNHBlock
 
 
 class BasicBlock(nn.Module):
@@ -468,6 +477,9 @@ class NamedNet(nn.Module):
 
 
 CONVNEXT = [CNBlockConfig(16, 32, 1), CNBlockConfig(32, None, 2)]
+CSP = replace(
+    model_cfgs["cspresnet50"], stages=replace(model_cfgs["cspresnet50"].stages, depth=(1, 2), out_chs=(64, 96))
+)
 NARROW = {"layers": (1, 1, 1, 1), "channels": (16, 32, 32, 32), "num_classes": 10}
 VIT = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 32, "mlp_dim": 64}
 
@@ -507,7 +519,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         (3, 64, 64),
     ),
     "timm ResNet-V2 without norms": (lambda: timm.create_model("nf_resnet26", num_classes=10), (3, 64, 64)),
-    "timm CSPResNet": (lambda: timm.create_model("cspresnet50", num_classes=10), (3, 64, 64)),
+    "timm CSPResNet": (lambda: CspNet(CSP, num_classes=10), (3, 64, 64)),
     "timm Res2Net": (lambda: timm.create_model("res2net50_26w_4s", layers=(1, 1, 1, 2), num_classes=10), (3, 64, 64)),
     "timm ConvNeXt": (lambda: timm.create_model("convnext_atto", depths=(1, 1, 2, 1), num_classes=10), (3, 64, 64)),
     "timm MLP-Mixer": (
@@ -523,3 +535,93 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "timm MobileNet-V2": (lambda: timm.create_model("mobilenetv2_050", num_classes=10), (3, 64, 64)),
     "timm MobileNet-V3": (lambda: timm.create_model("mobilenetv3_small_050", num_classes=10), (3, 64, 64)),
 }  # fmt: skip
+
+
+def outcome(name: str, method: str) -> str:
+    """'yes', with what a method has to say beside it, or the reason why it refuses a network; anything else raises.
+
+    By rm the two networks must agree to 1e-9 in float64, also on an input that nothing was checked on. What plain and
+    pnnh give must have no addition that joins the input and the output of a block, and run forward and backward.
+    """
+    build, size = NETWORKS[name]
+    torch.manual_seed(0)
+    network = build().eval()
+    randomise(network)
+    x = torch.randn(2, *size, dtype=torch.float64)
+    exact = method == "rm"
+    options = {"pnnh": {"block": "plain"}, "rm": {"limit": LIMIT}}.get(method, {})
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # trained weights are lost
+            plain = unskip.plainify(network.double() if exact else network, method, example=x, **options)
+    except ValueError as error:
+        return str(error)
+    assert not plain.surgery.left
+    assert set(plain.surgery.kept) <= {"attention"}
+    if exact:
+        with torch.no_grad():
+            expected, found = network(3 * x), plain(3 * x)
+        assert (expected - found).abs().max() <= 1e-9 * expected.abs().max()
+    count = sum(isinstance(m, PNNHBlock) and m.coder is not None for m in plain.modules())
+    sums = additions(plain.eval(), x.to(next(plain.parameters()).dtype))
+    assert len(sums) == count + plain.surgery.kept.get("attention", 0)
+    if not exact:
+        plain.train()(x.float()).square().mean().backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in plain.parameters())
+        assert any(p.grad is not None for p in plain.parameters())
+    kept = plain.surgery.kept.get("attention", 0)
+    grown = sum(p.numel() for p in plain.parameters()) / sum(p.numel() for p in network.parameters())
+    notes = [f"{kept} attentions keep their skips"] * bool(kept) + [f"{grown:.1f} x weights"] * (grown > 4)
+    return ", ".join(["yes", *notes])
+
+
+@torch.no_grad()
+def randomise(network: nn.Module) -> None:
+    """Norms as after training, and gains that are not zero."""
+    for module in network.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.running_mean.normal_(0, 0.2)
+            module.running_var.uniform_(0.5, 1.5)
+        for parameter in module._parameters.values():
+            if parameter is not None and parameter.ndim <= 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+
+
+def additions(network: nn.Module, x: Tensor) -> list[fx.Node]:
+    """The sums of two tensors that depend on the input, in the graph of PyTorch's operators."""
+    with torch.no_grad():
+        graph = make_fx(lambda x: network(x))(x).graph
+    (start,) = (node for node in graph.nodes if node.op == "placeholder")
+    known = {start}
+    for node in graph.nodes:
+        if known.intersection(node.all_input_nodes):
+            known.add(node)
+    adds = (node for node in known if getattr(node.target, "overloadpacket", None) in ADDS)
+    return [node for node in adds if all(isinstance(a, fx.Node) and a in known for a in node.args[:2])]
+
+
+ADDS = (torch.ops.aten.add, torch.ops.aten.add_, torch.ops.aten.sub)
+
+
+def table(found: dict[tuple[str, str], str]) -> str:
+    """What plain, pnnh and rm did with each network, as a table for the documentation."""
+    rows = ["| network | plain | pnnh | rm |", "|---|---|---|---|"]
+    for name in NETWORKS:
+        cells = [found[name, method] if found[name, method].startswith("yes") else "no" for method in METHODS]
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    counts = [sum(found[name, method].startswith("yes") for name in NETWORKS) for method in METHODS]
+    rows.append(f"| **of {len(NETWORKS)}** | {' | '.join(map(str, counts))} |")
+    reasons = [
+        f"- {name}, {method}: {reason.partition(': ')[2].partition(chr(10))[0].removesuffix(WAY_OUT)}"
+        for (name, method), reason in found.items()
+        if not reason.startswith("yes")
+    ]
+    return "\n".join([*rows, "", *reasons])
+
+
+LIMIT = 12  # of the weights by rm, whose default refuses above 4 times as many
+METHODS = ("plain", "pnnh", "rm")
+WAY_OUT = " strict=False leaves such blocks as they are."
+
+if __name__ == "__main__":
+    print(table({(name, method): outcome(name, method) for name in NETWORKS for method in METHODS}))

@@ -114,23 +114,13 @@ def on_meta(build: Callable[..., nn.Module], **options: object) -> nn.Module:
 @pytest.mark.parametrize(
     ("build", "options", "says"),
     [
-        (lambda: timm.create_model("seresnet18"), {}, r"block 'layer1.0' of ResNet .*SEModule"),
         (
             lambda: timm.create_model("resnet26", aa_layer=timm.layers.BlurPool2d),
             {},
             r"block 'layer2.0' of ResNet .* its branch holds",
         ),
-        (
-            lambda: timm.create_model("regnety_002"),
-            {},
-            r"block 's1.b1' .* no reader knows the class timm.models.regnet.Bottleneck",
-        ),
-        (lambda: torchvision.models.densenet121(), {}, "DenseNet has no residual block that a reader knows"),
-        (
-            lambda: torchvision.models.quantization.resnet18(),
-            {},
-            "no reader knows the class torchvision.models.quantization.resnet.Quantizable",
-        ),
+        (lambda: timm.create_model("res2net50_26w_4s"), {}, r"block 'layer1.1' .* adds tensors itself .*res2net.py:"),
+        (lambda: torchvision.models.densenet121(), {}, "DenseNet has no residual connection that can be removed"),
         (lambda: timm.create_model("resnet50", act_layer="silu"), {}, "SiLU, 2 in a row, does not let a closed form"),
         (lambda: timm.create_model("resnet18", act_layer="tanh"), {}, "reads both signs, and Tanh"),
         (lambda: timm.create_model("resnet18", act_layer="prelu"), {}, "PReLU is trained, and a coder is frozen"),
@@ -148,7 +138,7 @@ def on_meta(build: Callable[..., nn.Module], **options: object) -> nn.Module:
         (
             lambda: on_meta(torchvision.models.vgg11),
             {},
-            "VGG has no residual block that a reader knows: it is plain already",
+            "VGG has no residual connection that can be removed: it is plain already",
         ),
         (lambda: unskip.plainify(cifar_resnet(8)), {}, "it is plain already"),
         (lambda: unskip.plainify(cifar_resnet(8), "plain"), {}, "it is plain already"),
@@ -168,9 +158,9 @@ def test_what_can_not_be_done_is_a_sentence(build: object, options: dict, says: 
 
 def test_not_strict_leaves_a_block_alone_and_says_so() -> None:
     residual = timm.create_model("resnet18")
-    residual.layer3[1] = timm.create_model("seresnet18").layer3[1]
+    residual.layer3[1] = timm.create_model("resnet18", act_layer="tanh").layer3[1]
     with pytest.warns(
-        UserWarning, match=r"can't make block 'layer3.1' of ResNet skip-free: its branch holds timm.SEModule"
+        UserWarning, match=r"can't make block 'layer3.1' of ResNet skip-free: it reads both signs, and Tanh"
     ):
         network = unskip.plainify(residual, strict=False)
     assert network.surgery.left == cost(residual, "pnnh", strict=False).left == ("layer3.1",)
@@ -195,8 +185,7 @@ class StrangersBlock(nn.Module):
 
 def test_a_stranger_adds_a_reader_and_a_method() -> None:
     network = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), StrangersBlock(8), StrangersBlock(8))
-    with pytest.raises(ValueError, match=r"block '2' of Sequential .* no reader knows the class .*StrangersBlock"):
-        unskip.plainify(network)
+    assert unskip.plainify(network).surgery.replaced == ("2", "3")  # which needs no reader
     try:
 
         @register_reader(StrangersBlock)
@@ -279,5 +268,5 @@ def test_a_subclass_with_a_forward_of_its_own_is_not_read() -> None:
 
     network = timm.create_model("resnet18")
     network.layer1[0].__class__ = Odd
-    with pytest.raises(ValueError, match=r"block 'layer1.0' .* no reader knows the class .*Odd"):
+    with pytest.raises(ValueError, match=r"block 'layer1.0' .* adds tensors itself"):
         unskip.plainify(network)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import unskip
+from unskip.io.shipping import Int8, ModelSource, export_to_file
 from unskip.models.cifar import cifar_resnet
 from unskip.ship.targets import TARGETS, Hls4ml
 from unskip.ship.targets.layers import as_layers, named_layers
@@ -108,9 +109,35 @@ def test_hls4ml_refuses_a_layer_that_it_has_not_by_name(name: str, tmp_path: Pat
         unskip.export(network.eval(), tmp_path / "net.onnx", example=X, target="hls4ml")
 
 
-def test_a_residual_network_of_option_a_is_refused_for_hls4ml(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"hls4ml has no (pad|getitem)"):
-        unskip.export(cifar_resnet(8).eval(), tmp_path / "net.onnx", example=X, target="hls4ml")
+class Shortcut(nn.Module):
+    """Option A: zeros beside the channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.conv(x) + F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 1, 2))).flatten(1)
+
+
+class Decides(nn.Module):
+    """Not to be followed by torch.fx."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1).relu() if x.shape[2] > 4 else x.flatten(1)
+
+
+def test_a_shortcut_of_option_a_is_refused_for_hls4ml_alone(tmp_path: Path) -> None:
+    network = Shortcut().eval()
+    with pytest.raises(ValueError, match=r"'getitem': hls4ml has no getitem"):
+        unskip.export(network, tmp_path / "net.onnx", example=X, target="hls4ml")
+    assert unskip.export(network, tmp_path / "net.onnx", example=X, target="tflite").error <= 1e-4
+
+
+def test_what_torch_fx_cannot_follow_is_refused_for_hls4ml_alone(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Decides can't be read layer by layer"):
+        unskip.export(Decides().eval(), tmp_path / "net.onnx", example=X, target="hls4ml")
+    assert unskip.export(Decides().eval(), tmp_path / "net.onnx", example=X, target="tflite").error == 0
 
 
 def test_what_is_wrong_with_a_target_is_a_sentence(plain: nn.Module, tmp_path: Path) -> None:
@@ -130,3 +157,14 @@ def test_numbers_that_would_wrap_around_are_refused(tmp_path: Path, monkeypatch:
     with pytest.raises(ValueError, match=r"the input needs 7 bits .*'ap_fixed<16,6>' has 6.*'ap_fixed<17,7>'"):
         unskip.export(network, tmp_path / "project", example=X.clamp(-1, 1) * 40, target="hls4ml")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_command_writes_for_a_target(tmp_path: Path) -> None:
+    file = tmp_path / "net.onnx"
+    source = ModelSource(model_spec="pnnh_resnet20", input_size="3x16x16")
+    _, done = export_to_file(source, file, target="hls4ml")
+    assert onnx.load(file).graph.input[0].type.tensor_type.shape.dim[0].dim_value == 1
+    assert "for hls4ml" in str(done)
+    words = "--int8 is for ONNX and for --target tflite, and not for --target hls4ml"
+    with pytest.raises(ValueError, match=words):
+        export_to_file(source, tmp_path / "8.onnx", target="hls4ml", int8=Int8(data="digits"))

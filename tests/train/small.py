@@ -1,10 +1,9 @@
 """Small networks and data that the tests of training share. Subprocesses import it too (PYTHONPATH)."""
 
-import multiprocessing
-import multiprocessing.process
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests import processes
 from unskip.train import Recipe, run
 
 SMALL = Recipe.of(
@@ -30,17 +30,12 @@ REGISTERED = SMALL.replace(model="plainnet_mlp", options={"depth": 2, "width": 2
 
 
 def train(recipe: Recipe, out: str) -> None:
-    torch.set_num_threads(1)
     run(recipe, out=out, resume="auto", silent=True)
 
 
-def start(recipe: Recipe, out: Path) -> multiprocessing.process.BaseProcess:
-    """Trains in a process of its own, from a server that has imported everything and computed nothing."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["unskip.train.runner", "tests.train.small"])
-    process = context.Process(target=train, args=(recipe, str(out)))
-    process.start()
-    return process
+def start(recipe: Recipe, out: Path) -> BaseProcess:
+    """Trains in a process of its own."""
+    return processes.start(train, recipe, str(out))
 
 
 @contextmanager

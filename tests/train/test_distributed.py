@@ -1,6 +1,7 @@
-"""Two real processes on the CPU, in float64, started by torchrun and by accelerate launch."""
+"""Two real processes on the CPU, in float64, started as launchers do and by torchrun and accelerate launch."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.processes import start_command
 from tests.train.small import SMALL
 from unskip.train import Recipe, run
 from unskip.train.lock import Lock
@@ -68,10 +70,33 @@ def test_group_norm_equals_one_process_at_the_same_global_batch(tmp_path: Path) 
     assert f"test error {one.test_error:.2f} %" in done.stdout
 
 
-def test_batch_norm_equals_one_process_that_normalises_each_half(tmp_path: Path) -> None:
+def join(recipe: Recipe, folder: Path) -> None:
+    """Two processes in the environment that a launcher makes, without its start-up."""
+    folder.mkdir()
+    (folder / "recipe.toml").write_text(recipe.to_toml())
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    commands = []
+    for rank in "01":
+        (folder / rank).mkdir()
+        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        where = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": ""}
+        words = ("train", str(folder / "recipe.toml"), "--out", str(folder / "run"))
+        commands.append(start_command(*words, cwd=folder / rank, environment=ranks | where))
+    for command in commands:
+        code, _, err = command.finish()
+        assert code == 0, err
+
+
+@pytest.mark.parametrize("launcher", [[], pytest.param(ACCELERATE, marks=pytest.mark.full)], ids=["", "accelerate"])
+def test_batch_norm_equals_one_process_that_normalises_each_half(launcher: list[str], tmp_path: Path) -> None:
     recipe = RECIPE.replace(options={"norm": "batch"})
-    done = launch(ACCELERATE, recipe, tmp_path / "two")
-    assert done.returncode == 0, done.stderr
+    if launcher:
+        done = launch(launcher, recipe, tmp_path / "two")
+        assert done.returncode == 0, done.stderr
+    else:
+        join(recipe, tmp_path / "two")
     run(recipe.replace(options={"norm": "halves"}), out=tmp_path / "one", silent=True)
     compare(tmp_path / "two" / "run", tmp_path / "one")
     # So that the test can fail: whole-batch statistics are something else.

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.processes import start_command
 from tests.train.small import REGISTERED, SMALL, start
 from unskip.train import run
 from unskip.train.checkpoint import RunFolder
@@ -48,12 +49,11 @@ def test_a_second_process_gets_a_sentence_and_touches_nothing(tmp_path: Path) ->
                 ValueError, match=f"run is in use by process {first.pid} on host '{socket.gethostname()}'"
             ):
                 run(LONG, out=out, resume=word, take_over=True, silent=True)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATH}
-        words = command(tmp_path, "--resume", "auto", "--take-over")
-        second = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        assert (second.returncode, second.stdout) == (2, "")
-        assert second.stderr.count("\n") == 1
-        assert f"in use by process {first.pid}" in second.stderr
+        words = command(tmp_path, "--resume", "auto", "--take-over")[3:]
+        code, said, error = start_command(*words, cwd=tmp_path).finish()
+        assert (code, said) == (2, "")
+        assert error.count("\n") == 1
+        assert f"in use by process {first.pid}" in error
         assert {file.name: file.read_bytes() for file in out.iterdir() if not file.name.endswith(".part")} == before
     finally:
         os.kill(first.pid, signal.SIGCONT)

@@ -107,16 +107,17 @@ def redefines(module: nn.Module) -> type | None:
 def layer_with(weight: Tensor, bias: Tensor | None = None, **settings: Any) -> nn.Conv2d | nn.Linear:
     """An ordinary layer with this weight and bias: linear for a matrix, else a convolution with these settings."""
     outputs, inputs, *kernel = weight.shape
-    new: nn.Conv2d | nn.Linear
+    new: Any
     if kernel:
         inputs *= settings.get("groups", 1)
-        kind = nn.Conv1d if len(kernel) == 1 else nn.Conv2d
-        new = kind(inputs, outputs, tuple(kernel), bias=bias is not None, device="meta", **settings)  # type: ignore[arg-type]
+        kind: Any = nn.Conv1d if len(kernel) == 1 else nn.Conv2d
+        new = kind(inputs, outputs, tuple(kernel), bias=bias is not None, device="meta", **settings)
     else:
         new = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
     new.weight = nn.Parameter(weight.detach().clone().contiguous())
     new.bias = None if bias is None else nn.Parameter(bias.detach().clone())
-    return new
+    made: nn.Conv2d | nn.Linear = new
+    return made
 
 
 def conv_settings(conv: nn.Conv2d) -> dict[str, Any]:

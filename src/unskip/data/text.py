@@ -24,7 +24,7 @@ def find_text(root: Path) -> Path | None:
     return files[0] if len(files) == 1 and files[0].suffix == ".txt" else None
 
 
-@register_dataset("text", layout=LAYOUT, found_at=lambda root: find_text(root) is not None)
+@register_dataset("text", layout=LAYOUT, found_at=lambda root: root.is_file() and root.suffix == ".txt")
 def text(config: DataConfig, root: Path) -> DataSet:
     """Any text file in UTF-8, or any bytes."""
     path = find_text(root)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.transforms.v2 import functional as transforms
 
 from unskip._core.errors import reason
@@ -42,6 +42,9 @@ def load_batch(loaded: LoadedModel, data: str | None = None, *, size: int | None
         size = 64 if max(shape) <= 64 or len(shape) < 3 else 16
     if size < 2:
         raise ValueError(f"doctor: --batch-size {size} must be at least 2, since the rules compare inputs.")
+    if (vocabulary := _vocabulary(loaded.model)) and data in (None, "noise"):
+        tokens = torch.randint(vocabulary, (size, *shape), generator=torch.Generator().manual_seed(seed))
+        return Batch(images=tokens, targets=None, description="random tokens")
     image_shape = _image_shape(shape)
     if data is None:
         data = "noise" if image_shape is None else "digits"
@@ -64,6 +67,13 @@ def load_batch(loaded: LoadedModel, data: str | None = None, *, size: int | None
     if batch.targets is not None and (classes is None or int(batch.targets.max()) >= classes):
         return replace(batch, targets=None, description=f"{batch.description}, with random classes")
     return batch
+
+
+def _vocabulary(model: nn.Module) -> int:
+    """How many tokens a network knows whose first layer is an embedding; 0 for any other network."""
+    layers = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.Linear | nn.modules.conv._ConvNd))
+    first = next(layers, None)
+    return first.num_embeddings if isinstance(first, nn.Embedding) else 0
 
 
 def _text(shape: Shape) -> str:

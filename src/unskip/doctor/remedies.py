@@ -61,8 +61,8 @@ def remedies(
             smaller = ["Initialise the weights smaller: orthogonal before a tanh."] if not normed else []
             return (*rebuilt, *best, *norm, *smaller)
         case "saturation":
-            smaller = "Initialise the weights smaller, orthogonal before a tanh, so that activations are not saturated."
-            return (smaller, *norm, *best)
+            weights = "Initialise the weights smaller, orthogonal before a tanh, so that activations are not saturated."
+            return (weights, *norm, *best)
         case "vanishing gradient":
             adaptive = ["Train it with AdamW, whose steps do not shrink with the gradient."] if only_sgd else []
             he = ", N(0, 2/fan_in) before a ReLU" if shallow else ""
@@ -85,7 +85,7 @@ def residual_form(model: nn.Module) -> nn.Module | None:
     """The model itself, or of one that `plainify` made skip-free what its name builds; None if it has no name."""
     if getattr(model, "surgery", None) is None:
         return model
-    name = str((getattr(model, "pretrained_cfg", None) or {}).get("architecture", ""))
+    name = str((getattr(model, "pretrained_cfg", None) or {}).get("architecture", "")).partition(" ")[0]
     build = ENTRIES[name].builder if name in ENTRIES else partial(timm.create_model, name)
     try:
         with torch.device("meta"), warnings.catch_warnings():

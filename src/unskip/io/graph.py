@@ -28,6 +28,7 @@ from unskip._core.errors import reason
 from unskip._core.modules import has_hooks, preserved
 from unskip.coders import CoderSpec
 from unskip.coders.closed_form import group_average, group_sum, repeated
+from unskip.ship.fake_quant import FakeQuantized
 
 Kind = TypeVar("Kind", bound=type[nn.Module])
 Step = tuple[str, Any, tuple[Any, ...], dict[str, Any]]  # what is called (KINDS), its target, arguments
@@ -91,6 +92,7 @@ for _name in TORCH_LAYERS.split():
 for _name in ("BatchNormAct2d", "Conv2dSame", "DropPath", "LayerNorm", "LayerNorm2d"):
     register_layer(getattr(timm.layers, _name))
 register_layer(torchvision.ops.StochasticDepth)
+register_layer(FakeQuantized)
 for _kind in _subclasses(nn.Module):  # every layer of ours; networks and their residual blocks are traced
     if _kind.__module__.startswith(("unskip.coders.", "unskip.kernels.", "unskip.methods.")):
         register_layer(_kind)

@@ -196,7 +196,8 @@ def _check_pretrained(model_spec: str, weights: Path | None, command: str) -> No
 def _file_of(model_spec: str) -> Path | None:
     """The file that a spec stands for, None where it is a name. Functions of `os`, since a spec may be no path."""
     path = os.path.expanduser(model_spec)
-    return next((Path(file) for file in (os.path.join(path, "checkpoint.pt"), path) if os.path.isfile(file)), None)
+    inside = (os.path.join(path, name) for name in ("network.safetensors", "checkpoint.pt"))
+    return next((Path(file) for file in (*inside, path) if os.path.isfile(file)), None)
 
 
 def _from_spec(

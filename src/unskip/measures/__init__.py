@@ -6,6 +6,7 @@ from unskip.measures.gradient import growth
 from unskip.measures.measuring import measure, measure_names, register_measure
 from unskip.measures.probe import Family, Layer, Probe, record_outputs
 from unskip.measures.series import Findings, LayerInfo, Measure, Measured, Series
+from unskip.measures.tokens import token_similarity
 
 __all__ = [
     "Family",
@@ -26,4 +27,5 @@ __all__ = [
     "record_outputs",
     "recovery",
     "register_measure",
+    "token_similarity",
 ]

@@ -21,7 +21,17 @@ from unskip.coders import CoderBank
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.registry import BlockMethod, register_method
 from unskip.methods.seq import TiedConv
-from unskip.methods.spec import BlockSpec, Conv, Unsupported, centred, conv_arguments, describe, factory, replace_weight
+from unskip.methods.spec import (
+    LAYERS,
+    BlockSpec,
+    Conv,
+    Unsupported,
+    centred,
+    conv_arguments,
+    describe,
+    factory,
+    replace_weight,
+)
 
 
 def identity_kernel(weight: Tensor, groups: int = 1) -> Tensor:
@@ -114,6 +124,8 @@ class Dirac(BlockMethod):
             if not square(module):
                 raise Unsupported(f"{describe(module)} is not a square convolution with 'same' zero padding")
             return DiracConv2d(module, self.a, self.b)
+        if isinstance(module, LAYERS):
+            raise Unsupported(f"{describe(module)} has no Dirac-parameterised form")
         if isinstance(module, TiedConv):
             raise Unsupported("its tied convolution has no weight of its own to parameterise; tie='none' has")
         return module

@@ -24,7 +24,7 @@ class Constant(nn.Module):
     def of_channels(self, channels: int, behind: int) -> Tensor | None:
         """(channels,) in float64, for a tensor with `behind` axes after that of the channels; None if it is other."""
         value = self.shaped()
-        value = torch.as_tensor(value.detach() if isinstance(value, Tensor) else value).double()
+        value = value.detach().double() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
         if value.numel() == 1:
             return value.reshape(1).expand(channels)
         fits = value.numel() == channels and value.ndim > behind and value.shape[value.ndim - 1 - behind] == channels

@@ -41,6 +41,7 @@ from unskip.methods.spec import (
     Layer,
     Stage,
     Unsupported,
+    check_keeps_shape,
     conv_arguments,
     describe,
     factory,
@@ -352,6 +353,7 @@ class PNNH:
                 initialise(conv, scale)
             learner.add_module(f"conv{i + 1}", conv)
             for number, module in enumerate(stage.behind):
+                check_keeps_shape(module, stage)
                 keep = i != last or self.norm == "both" or not isinstance(module, NORMS)
                 for name, new in fresh(module, stage.out_features, fan_out, **factory(stage.conv)) if keep else ():
                     taken = f"{name}{i + 1}" in dict(learner.named_children())

@@ -40,6 +40,7 @@ from unskip.methods.spec import (
     BlockSpec,
     Stage,
     Unsupported,
+    check_keeps_shape,
     describe,
     exact,
     factory,
@@ -293,6 +294,8 @@ def _in_a_row(spec: BlockSpec, enter: tuple[nn.Module, ...]) -> tuple[list[nn.Mo
     if last.absorbed(everything=True)[2]:
         cells.append(_Cell(_identity(last.out_features, last.conv.weight), (), ()))
     for cell in cells:
+        for module in cell.behind:
+            check_keeps_shape(module, cell)
         if cell.act is not None:
             _slope(cell.act)  # which refuses what it doesn't know
             if isinstance(cell.act, nn.PReLU) and isinstance(cell.conv, nn.Linear):

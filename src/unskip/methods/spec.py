@@ -8,6 +8,7 @@ The branch is kept as the block's own modules in the order in which they run. Ev
 widths, strides, the sign of what it reads) is derived from them here, so that a reader only has to name the parts.
 """
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -151,7 +152,7 @@ class BlockSpec:
         stages: list[Stage] = []
         pad: tuple[int, ...] = ()
         for module in self.branch:
-            if isinstance(module, NO_OPS):
+            if isinstance(module, NO_OPS) or (not stages and isinstance(module, DROPOUTS)):
                 continue
             if isinstance(module, LAYERS):
                 if not inherits_from(module, *LAYERS) or isinstance(module, nn.Conv3d):
@@ -270,6 +271,21 @@ def as_channels_first(module: nn.Module) -> nn.Module:
     if isinstance(module, Scale | Shift) and not isinstance(module.value, Tensor):
         return module
     return nn.Sequential(Permute((0, 2, 3, 1)), module, Permute((0, 3, 1, 2)))
+
+
+@torch.no_grad()
+def check_keeps_shape(module: nn.Module, stage: Stage) -> None:
+    """Refuses a module behind a convolution that gives another shape than it reads (pooling), for it is no gate."""
+    axes = stage.conv.weight.ndim - 2
+    if not axes or isinstance(module, (*NORMS, Scale, Shift)) or is_activation(module):
+        return
+    x = torch.zeros(2, stage.out_features, *[8] * axes, **factory(stage.conv))
+    try:
+        same = copy.deepcopy(module).eval()(x).shape == x.shape
+    except Exception:  # of any kind: its forward is not ours
+        same = False
+    if not same:
+        raise Unsupported(f"its branch holds {describe(module)}, which does not keep the shape of what it reads")
 
 
 def is_elementwise(module: nn.Module) -> bool:

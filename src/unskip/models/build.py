@@ -111,9 +111,7 @@ def build_network(config: NetworkConfig, *, num_classes: int, in_chans: int, all
     if not allow_import:
         check_harmless(config)
     if not colon:
-        if config.pretrained:
-            options["pretrained"] = True
-        network = create_model(config.model, **sizes, **options)
+        network = create_model(config.model, config.pretrained, **sizes, **options)
     elif package == "torchvision":
         network = _torchvision(name, options, **sizes)
         if config.pretrained:

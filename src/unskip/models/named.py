@@ -91,8 +91,8 @@ VIT: dict[str, Any] = {
 # `pnnh_` keeps the skips of attention, as Zhang et al. do; `shaped_` has none: PNNH with shaped attention.
 for name, source, paper, about in (
     ("swin_tiny", "swin_tiny_patch4_window7_224", {"pnnh": 27.3}, SWIN),
-    ("vit_tiny", "vit_tiny_patch16_224", None, VIT),
-    ("vit_small", "vit_small_patch16_224", None, VIT),
+    ("vit_tiny", "vit_tiny_patch16_224", {}, VIT),
+    ("vit_small", "vit_small_patch16_224", {}, VIT),
 ):
     builder = partial(timm.create_model, source)
     register_backbone(name, builder, paper=paper, **about)

@@ -23,6 +23,7 @@ import statistics
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
@@ -107,6 +108,7 @@ class FrontierSettings(Trained):
         "short"
     )
     results_only: Annotated[bool, "keep the results of finished runs alone, without weights"] = True
+    columns: Annotated[Path | None, "frontier.csv of an earlier record, for columns that are not measured here"] = None
     page: Annotated[Path | None, "a folder for frontier.md and its pictures, once all columns are there"] = None
 
 
@@ -141,7 +143,7 @@ def names(settings: FrontierSettings, folder: Path) -> list[str]:
             raise ValueError(f"reproduce: --rows has {name!r}, and it is no network.{nearest(name, list(NETWORKS))}")
     if wanted or settings.length == "short" or settings.step != "train":
         return wanted or list(NETWORKS)
-    table = gathered(folder)
+    table = gathered(folder, settings.columns)
     key = f"{settings.dataset}-short"
     missing = [name for name in NETWORKS if f"{key}-val_error" not in table[name]]
     if missing:
@@ -239,11 +241,12 @@ def cpu_name() -> str:
 # ---------------------------------------------------------------- what has been measured
 
 
-def gathered(folder: Path) -> dict[str, dict[str, Any]]:
-    """One row for each network, with the columns that have been measured, from all steps and calls."""
+def gathered(folder: Path, columns: Path | None = None) -> dict[str, dict[str, Any]]:
+    """One row for each network, with what has been measured, from all steps and calls, before it that of `columns`."""
+    earlier = {} if columns is None else earlier_columns(columns)
     table: dict[str, dict[str, Any]] = {}
     for name, spec in NETWORKS.items():
-        row: dict[str, Any] = {"network": name, "kind": KIND[name], "model": spec}
+        row: dict[str, Any] = {**earlier.get(name, {}), "network": name, "kind": KIND[name], "model": spec}
         for step in ("count", "latency", "bench"):
             file = folder / step / f"{name}.json"
             if file.is_file():
@@ -253,6 +256,23 @@ def gathered(folder: Path) -> dict[str, dict[str, Any]]:
                 row |= trained_columns(runs_folder(folder, dataset, length), name, f"{dataset}-{length}")
         table[name] = row
     return table
+
+
+def earlier_columns(file: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a frontier.csv, by network; those whose network has another definition now are left out."""
+    try:
+        rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
+        rows = [row for row in rows if NETWORKS.get(row["network"]) == row["model"]]
+    except (OSError, UnicodeDecodeError, KeyError, csv.Error) as error:
+        raise ValueError(f"reproduce: --columns {file} can't be read: {error!r}. Give a frontier.csv.") from error
+    return {row["network"]: {key: _number(text) for key, text in row.items() if text} for row in rows}
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def trained_columns(folder: Path, name: str, prefix: str) -> dict[str, Any]:
@@ -318,7 +338,7 @@ def nearest_frontier(table: Mapping[str, Mapping[str, Any]], error: str) -> list
 
 
 def shown(settings: FrontierSettings, folder: Path, ended: TrainingInterrupted | None) -> Outcome:
-    table = gathered(folder)
+    table = gathered(folder, settings.columns)
     measured = [
         key for key in (f"{d}-{n}" for d in RECIPES for n in LENGTHS) if any(f"{key}-n" in r for r in table.values())
     ]
@@ -341,7 +361,7 @@ def shown(settings: FrontierSettings, folder: Path, ended: TrainingInterrupted |
         *text,
         "",
         "## How",
-        f"`unskip reproduce frontier {flags(replace(settings, page=None))}`, and the other steps. "
+        f"`unskip reproduce frontier {flags(replace(settings, page=None, columns=None))}`, and the other steps. "
         f"{', '.join(f'{key} {value}' for key, value in about.items())}.",
         "",
         "`frontier.csv` has every column. MACs, activations and latency are of one image of 224 px with 1,000 classes, "

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unskip._core.layers import behaves_as
 from unskip._core.modules import copied
 from unskip.ship.fake_quant import fake_quantized, rounded, sqnr, weighted_layers
 from unskip.surgery.tracing import TraceStep, trace
@@ -94,7 +95,7 @@ def _pairs(steps: list[TraceStep]) -> list[tuple[nn.Conv2d | nn.Linear, nn.Conv2
     pairs = []
     for start in steps:
         step, channels = start, start.shape[1] if len(start.shape) > 1 else 0
-        while (step.function in LAYERS and step is start) or step.function in HOMOGENEOUS or _flattens(step):
+        while (step.function in LAYERS and step is start) or step.function in HOMOGENEOUS or _keeps(step):
             if len(step.readers) != 1 or (step is not start and step.shape[1:2] != (channels,)):
                 break
             step = step.readers[0]
@@ -106,8 +107,10 @@ def _pairs(steps: list[TraceStep]) -> list[tuple[nn.Conv2d | nn.Linear, nn.Conv2
     return pairs  # type: ignore[return-value]
 
 
-def _flattens(step: TraceStep) -> bool:
-    """Whether a step drops axes of one pixel, so that channels stay what they are."""
+def _keeps(step: TraceStep) -> bool:
+    """Whether a step adds zeros around or drops axes of one pixel, so that channels stay what they are."""
+    if step.function == "pad":
+        return behaves_as(step.module, nn.ZeroPad2d)
     (source,) = step.sources[:1]
     return step.function in ("flatten", "squeeze", "reshape", "view") and (
         source is not None and step.shape[:2] == source.shape[:2] and step.shape.numel() == step.shape[:2].numel()

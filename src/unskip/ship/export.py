@@ -5,7 +5,6 @@ the disk and run, ONNX by onnxruntime, on the example and on fresh inputs in two
 name. A weight that several layers share is in the file once. Devices' own formats are in ship/targets.
 """
 
-import copy
 import importlib
 import io
 import json
@@ -258,8 +257,14 @@ def references_of(model: nn.Module, example: Tensor) -> References:
     outputs = [model(x.clone()) for x in inputs]
     if not all(torch.isfinite(y).all() for y in outputs):
         raise ValueError("export: the network's output is not finite, so there is nothing to check a file by.")
-    exact = copy.deepcopy(model).double()
-    rounding = max(difference(exact(x.double()), y.double()).relative for x, y in zip(inputs, outputs, strict=True))
+    exact = copied("export", model).double()
+    try:
+        rounding = max(difference(exact(x.double()), y.double()).relative for x, y in zip(inputs, outputs, strict=True))
+    except RUN_ERRORS as error:
+        raise ValueError(
+            f"export: a copy of {type(model).__name__} in float64 can't run: {reason(error)}. A forward that was set "
+            "on an instance belongs to the original; put it into a class."
+        ) from error
     return References(inputs, outputs, rounding)
 
 

@@ -314,6 +314,8 @@ def _refuse_leftovers(steps: list[TraceStep]) -> None:
             continue
         if getattr(module, "is_activation", False) or hasattr(module, "to_fast"):
             continue
+        if step.function == "pad" and behaves_as(module, nn.ZeroPad2d):
+            continue  # zeros on one side, which PyTorch's convolutions can't add themselves
         if len(step.sources) > 1 and step.function in ADDITIONS:
             raise Refusal(step.where, f"({type(module).__name__}) adds two tensors: it keeps a skip connection.")
         raise Refusal(

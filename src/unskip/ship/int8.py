@@ -235,6 +235,12 @@ def _make(model: nn.Module, inputs: Tensor, how: _How, folder: Path, metadata: M
     """Prepares a network where that lowers the error of its output, and writes it in float and in 8 bits."""
     float_file, int8_file = folder / "float.onnx", folder / "int8.onnx"
     trained = {path: layer for path, layer in model.named_modules() if isinstance(layer, FakeQuantized)}
+    for path, layer in trained.items():
+        if layer.bits != how.bits:
+            raise ValueError(
+                f"quantize: bits={how.bits}, and the network was trained with weights of {layer.bits} bits ({path}); "
+                f"give bits={layer.bits}."
+            )
     if trained:
         model = without_fake_quant(model)
     exported = export(model, float_file, example=inputs[:CHUNK], opset=how.opset, metadata=metadata)

@@ -311,6 +311,11 @@ def _plainify(
         )
     if hasattr(method, "finish"):
         method.finish(model)
+    config = getattr(model, "pretrained_cfg", None)
+    if isinstance(config, dict) and "architecture" in config:
+        # timm's save_for_hf writes this name, and the residual network of that name would not take the weights.
+        name = f"{config['architecture']} after plainify by {label!r}, which timm can not build"
+        model.pretrained_cfg = model.default_cfg = {**config, "architecture": name}  # type: ignore[assignment]
     model.surgery = Surgery(  # type: ignore[assignment]
         method=method, replaced=tuple(replaced), left=tuple(left), kept=dict(kept), attention=attention
     )

@@ -28,7 +28,7 @@ from unskip._core.errors import reason
 from unskip._core.layers import altered, inherits
 from unskip.methods.pieces import PadShortcut, Permute, Residual, Scale, Shift, Transpose
 from unskip.methods.spec import LAYERS, NO_OPS, NORMS, BlockSpec, Unsupported, is_activation
-from unskip.surgery.tracing import user_line
+from unskip.surgery.tracing import line_here, user_line
 from unskip.surgery.verify import difference
 
 EXACT = 1e-9  # relative, in float64
@@ -76,9 +76,10 @@ class _Follower(fx.Tracer):
 
     proxy_buffer_attributes = True
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.record_stack_traces = True
+    def create_proxy(self, *args: Any, **kwargs: Any) -> fx.Proxy:
+        proxy = super().create_proxy(*args, **kwargs)
+        proxy.node.meta["line"] = line_here()
+        return proxy
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
@@ -100,7 +101,7 @@ class Flow:
             defaults = _defaults(module)
             self.graph = _Follower().trace(module, defaults)
         except Exception as error:  # a forward may fail in any way on a symbolic input
-            line = user_line("".join(traceback.format_exception(error)))
+            line = user_line((f.filename, f.lineno) for f in reversed(traceback.extract_tb(error.__traceback__)))
             raise Unsupported(f"its forward can't be followed: {reason(error)}{_at(line)}") from error
         finally:
             constants = [name for name in vars(module) if name not in before]
@@ -260,7 +261,7 @@ class Flow:
 
     def line(self, node: fx.Node) -> str:
         """The line of code that a node comes from."""
-        return user_line(node.stack_trace)
+        return str(node.meta.get("line", ""))
 
     def residual(self, node: fx.Node) -> "tuple[list[nn.Module], list[nn.Module]]":
         """Branch and shortcut that an addition adds, from the fork on."""
@@ -426,8 +427,9 @@ def assemble(
         identity = False
     project = None
     if not identity:
-        channels = next((m.in_channels for m in branch if isinstance(m, nn.Conv1d | nn.Conv2d)), 0)
-        shortcut = list(_as_sampling(shortcut, channels))
+        first = next((m for m in branch if isinstance(m, nn.Conv1d | nn.Conv2d)), None)
+        if first is not None:
+            shortcut = _as_sampling(shortcut, first.in_channels, len(first.kernel_size))
         project = shortcut[0] if len(shortcut) == 1 else nn.Sequential(*shortcut)
     attention = any(_attends(m) for m in branch)
     return BlockSpec(
@@ -450,12 +452,12 @@ def _is_pre(module: nn.Module) -> bool:
     return isinstance(module, (*NORMS, *NO_OPS, Scale, Shift)) or is_activation(module)
 
 
-def _as_sampling(shortcut: list[nn.Module], channels: int) -> Iterator[nn.Module]:
+def _as_sampling(shortcut: list[nn.Module], channels: int, axes: int) -> list[nn.Module]:
     """A shortcut with what it does without weights, subsampling and zero padding of channels, as PadShortcut."""
     done: list[nn.Module] = []
     for module in shortcut:
         bare = isinstance(module, fx.GraphModule | nn.ZeroPad1d | nn.ZeroPad2d) and not list(module.parameters())
-        found = sampling(module, channels) if bare and channels else None
+        found = sampling(module, channels, axes) if bare else None
         last = done[-1] if done else None
         if found is not None and type(last) is PadShortcut:
             done[-1] = PadShortcut(last.stride * found.stride, last.extra + found.extra, last.before + found.before)
@@ -465,27 +467,23 @@ def _as_sampling(shortcut: list[nn.Module], channels: int) -> Iterator[nn.Module
             channels += found.before + found.extra
         elif isinstance(module, nn.Conv1d | nn.Conv2d):
             channels = module.out_channels
-    yield from done
+    return done
 
 
 @torch.no_grad()
-def sampling(module: nn.Module, channels: int) -> PadShortcut | None:
+def sampling(module: nn.Module, channels: int, axes: int) -> PadShortcut | None:
     """The PadShortcut that a module without weights is, found and checked on random inputs; None if it is none."""
     generator = torch.Generator().manual_seed(0)
     known: PadShortcut | None = None
-    axes = 0
-    for shape in ((12, 8), (7, 9), (16,), (9,)):
-        if known is not None and len(shape) != axes:
-            break
+    for shape in ((12, 8)[:axes], (7, 9)[:axes]):
         x = torch.rand(2, channels, *shape, generator=generator, dtype=torch.float64, device="cpu") + 0.5
         try:
             y = _call(module, x)
-        except Exception:  # of another number of axes
-            continue
+        except Exception:  # of any kind: the code is not ours
+            return None
         if not isinstance(y, Tensor) or y.ndim != x.ndim:
             return None
         if known is None:
-            axes = len(shape)
             rows = y.flatten(2).abs().sum((0, 2)).nonzero().flatten().tolist()
             before = rows[0] if rows else 0
             known = PadShortcut(max(1, round(x.shape[2] / y.shape[2])), y.shape[1] - channels - before, before)
@@ -623,16 +621,17 @@ def _rewritten(module: nn.Module, flow: Flow, sums: list[fx.Node]) -> nn.Module:
     found = [part for node in sums if (part := _inner(module, flow, node)) is not None]
     if not found:
         return module
-    dropouts = [n for n in flow.sources if _name(n).startswith("dropout")]  # whose mode a trace has fixed
+    inner = set().union(*(flow.between(fork, end) for fork, end, _ in found))
+    # A trace has fixed the mode of these functions.
+    dropouts = [n for n in flow.sources if _name(n).startswith("dropout") and n not in inner]
+    modules = [flow.path(flow.above[n], n)[0] for n in dropouts]
     for fork, end, residual in found:
         inside = flow.between(fork, end)
         called = [str(n.target) for n in inside if n.op == "call_module"]
         others = [n.target for n in flow.graph.nodes if n.op == "call_module" and n not in inside]
         single = len(called) == 1 and called[0] not in others
         _substitute(module, flow.graph, end, called[0] if single else f"residual_{end.name}", residual, fork)
-        dropouts = [n for n in dropouts if n not in inside]
-    for node in dropouts:
-        (dropout,) = flow.path(flow.above[node], node)
+    for node, dropout in zip(dropouts, modules, strict=True):
         _substitute(module, flow.graph, node, node.name, dropout, flow.above[node])
     rewritten = fx.GraphModule(module, flow.graph, type(module).__name__)
     rewritten.graph.eliminate_dead_code()

@@ -5,7 +5,7 @@ addition, a mean) is seen too. An activation in place writes a new version of th
 """
 
 import os
-import re
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -25,11 +25,15 @@ ADDITIONS = ("add", "add_", "iadd", "__add__", "__iadd__", "__radd__")  # functi
 LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
 
 
-def user_line(stack: str | None) -> str:
-    """The innermost line of code in a printed stack that is not PyTorch's or ours: 'net.py:12'."""
-    lines = re.findall(r'File "([^"]+)", line (\d+)', stack or "")
-    own = [(file, line) for file, line in lines if not file.startswith((*LIBRARIES, "<"))]
-    return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
+def user_line(places: Iterable[tuple[str, int | None]]) -> str:
+    """The first of these files and lines that is not PyTorch's or ours: 'net.py:12'."""
+    own = ((file, line) for file, line in places if not file.startswith((*LIBRARIES, "<")))
+    return next((f"{os.path.basename(file)}:{line}" for file, line in own), "")
+
+
+def line_here() -> str:
+    """The innermost line of code that is running now and is not PyTorch's or ours."""
+    return user_line((f.f_code.co_filename, line) for f, line in traceback.walk_stack(sys._getframe()))
 
 
 @dataclass(eq=False)
@@ -100,7 +104,7 @@ class _Tracer(TorchFunctionMode):
             name = getattr(func, "__name__", str(func))
             step = TraceStep(name, path, module, written[0].shape, [self.writer[id(x)] for x in read])
             if name in ADDITIONS:
-                step.line = user_line("".join(traceback.format_stack()))
+                step.line = line_here()
             for source in step.sources:
                 if source is not None:
                     source.readers.append(step)

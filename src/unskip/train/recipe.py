@@ -26,6 +26,7 @@ Precision = Literal["fp32", "bf16", "fp16", "fp64"]
 Compile = Literal["no", "blocks", "whole"]
 DecayFrom = Literal["zero", "identity", "start"]
 MAX_EPOCHS = 1_000_000  # more than that is a slip
+WeightBits = Annotated[int, Range(lambda value: value == 0 or 2 <= value <= 8, "0, or 2 to 8 bits")]
 Epochs = Annotated[int, Range(lambda value: 1 <= value <= MAX_EPOCHS, f"1 to {MAX_EPOCHS:,}")]
 
 
@@ -82,6 +83,7 @@ class RunConfig(Section):
     sync_bn: bool = False  # batch statistics over all GPUs
     deterministic: bool = False  # the same losses twice, also on a GPU
     seed: NonNegative[int] = 0  # of weights, order and augmentation; the validation split is the same for all seeds
+    quantize: WeightBits = 0  # bits of weights in training as the INT8 file that is made of it, 7 or 8; 0: in float
     keep: Literal["last", "best"] = (
         "last"  # the weights that are tested at the end: the last or the best on validation (of a text by loss)
     )

@@ -25,6 +25,7 @@ from unskip.train.checkpoint import Resume, RunFolder
 from unskip.train.curves import draw_curves
 from unskip.train.metrics import read_metrics
 from unskip.train.penalties import Constraint, Penalty
+from unskip.train.quantized import NETWORK, quantization_aware, write_network
 from unskip.train.recipe import Recipe, load_recipe
 from unskip.train.trainer import Training
 
@@ -140,6 +141,9 @@ def train_one(
     if recipe.network.init_from:
         note = start_from(model, weights_from(recipe.network.init_from, command="train"), recipe.network.init_from)
         data = replace(data, notes=(*data.notes, *([note] if note else [])))
+    if recipe.run.quantize:
+        model = quantization_aware(model, recipe, data)
+        own = own or f"{recipe.network} in {recipe.run.quantize} bits"
     with machine.own_forward(model), RunFolder(out) as folder:
         training = Training(machine.make_accelerator(recipe), recipe, model, data, folder, own=own, **more)
         yield from training.updates(resume, take_over=take_over)
@@ -229,6 +233,9 @@ def finish(training: Training) -> Result:
         sample=sample,
     )
     saving.write_weights(training, "weights.safetensors")
+    if training.main and recipe.run.quantize:
+        model = training.bare if training.ema is None else training.ema.module
+        write_network(folder.path / NETWORK, model, recipe, data)
     if training.main:
         guess = data.chance_loss if recipe.optimizer.loss == "cross_entropy" else None
         picture = draw_curves(read_metrics(folder.metrics), f"{network} on {data.name}", guess)

@@ -102,7 +102,7 @@
     const text = { color: INK.soft, fontSize: 12, fontFamily: "inherit" };
     return {
       animation: false,
-      grid: { left: 8, right: 14, top: 10, bottom: 24, outerBoundsMode: "same", outerBoundsContain: "axisLabel" },
+      grid: { left: 8, right: 14, top: 18, bottom: 24, outerBoundsMode: "same", outerBoundsContain: "axisLabel" },
       tooltip: {
         trigger: "axis", confine: true, transitionDuration: 0, padding: [6, 10],
         backgroundColor: "var(--card)", borderColor: INK.line, extraCssText: "box-shadow:0 2px 10px rgba(0,0,0,.15)",
@@ -119,7 +119,7 @@
         type: "value", min: 0, max: Math.max(1, last), minInterval: 1, splitLine: { show: false },
         axisLine: { onZero: false, lineStyle: { color: INK.line } }, axisTick: { show: false },
         interval, name: "layer", nameLocation: "middle", nameGap: 21, nameTextStyle: { ...text, color: INK.faint },
-        axisLabel: { ...text, color: INK.faint, hideOverlap: true, showMaxLabel: last % interval > interval / 2 || last % interval === 0, formatter: (v) => (Number.isInteger(v) ? String(v + 1) : "") },
+        axisLabel: { ...text, color: INK.faint, hideOverlap: true, showMaxLabel: last % interval > interval / 2 || last % interval === 0, formatter: (v) => (Number.isInteger(v) && layers[v] ? String(layers[v].depth || v + 1) : "") },
       },
       yAxis: {
         type: axis.log ? "log" : "value", min: axis.min, max: axis.max, interval: axis.interval, logBase: 10,

@@ -90,7 +90,7 @@ class ESPAttention(SelfAttention):
         B = (matrix / D).clamp_min(torch.finfo(matrix.dtype).tiny).log()
         if self.causal:
             B = B.masked_fill(matrix == 0, torch.finfo(matrix.dtype).min)
-        return D.to(v.dtype) * self.attend(q, k, v, mask, B)
+        return D.to(v.dtype) * self.attend(q, k, v, mask, B.to(q.dtype))
 
     def extra_repr(self) -> str:
         return f"gamma={self.before:.4g} to {self.after:.4g}"

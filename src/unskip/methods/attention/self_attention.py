@@ -96,21 +96,18 @@ class SelfAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None = None) -> Tensor:
         """A(X) v, with `bias` added to the logits besides that of relative positions. It replaces causality."""
-        for more in (None if self.bias is None else self.bias(), bias):
-            if more is not None:
-                mask = more if mask is None else more + additive(mask, more.dtype)
+        if self.bias is not None:
+            mask = self.bias() if mask is None else self.bias() + mask
+        if bias is not None:
+            mask = bias if mask is None else bias + additive(mask, bias.dtype)
         return self.softmax(q, k, v, mask, self.drop if self.training else 0.0)
 
     def softmax(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0) -> Tensor:
-        if mask is None:
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=self.causal)
-        mask = mask if mask.dtype == torch.bool else mask.to(q.dtype)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        causal = self.causal and mask is None
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
 
     def uniform(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """C v: the mean over the tokens that each one sees. A(X) is C for zero queries, to the last bit here too."""
-        if mask is None and not self.causal:
-            return v.mean(2, keepdim=True)
         return self.softmax(torch.zeros_like(q), k, v, mask)
 
     def per_head(self, gain: Tensor) -> Tensor:

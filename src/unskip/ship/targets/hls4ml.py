@@ -60,6 +60,7 @@ class Hls4ml(Target):
     name: ClassVar[str] = "hls4ml"
     suffix: ClassVar[str] = ""
     modules: ClassVar[tuple[str, ...]] = ("hls4ml",)
+    layer_by_layer: ClassVar[bool] = True
 
     precision: str = "ap_fixed<16,6>"  # of weights and activations: all bits, and those before the point with the sign
     reuse_factor: int = 64  # products that share a multiplier; hls4ml takes the nearest that divides a layer
@@ -190,8 +191,9 @@ def _beside(path: Path) -> Iterator[Path]:
         yield Path(folder).resolve()
 
 
-def _integer_bits(layers: fx.GraphModule, x: Tensor) -> list[tuple[int, str]]:
+def _integer_bits(layers: nn.Module, x: Tensor) -> list[tuple[int, str]]:
     """How many bits before the point, with the sign, hold what the input and each layer has, but for products."""
+    assert isinstance(layers, fx.GraphModule)
     found = [(_bits(x), "the input")]
 
     class Watching(fx.Interpreter):

@@ -39,8 +39,9 @@ def as_layers(model: nn.Module, example: Tensor) -> fx.GraphModule:
     return traced.eval()
 
 
-def named_layers(model: fx.GraphModule) -> list[tuple[str, nn.Module | Callable[..., Any] | str]]:
+def named_layers(model: nn.Module) -> list[tuple[str, nn.Module | Callable[..., Any] | str]]:
     """Every step by the name to show a user, and its layer, or the function that is none."""
+    assert isinstance(model, fx.GraphModule)
     modules = dict(model.named_modules())
     return [
         (str(node.target) if node.op == "call_module" else node.name, modules.get(str(node.target), node.target))

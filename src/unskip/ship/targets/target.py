@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from unskip._core.files import check_free, write_atomically
 from unskip.ship.export import (
@@ -57,7 +57,7 @@ class Job:
     """A network on its way to a target."""
 
     model: nn.Module  # as it was given, on the CPU
-    layers: fx.GraphModule  # the same as layers and additions
+    layers: nn.Module  # the same as layers and additions, where torch.fx can follow it
     references: References  # what it computes
     path: Path
     opset: int
@@ -92,6 +92,7 @@ class Target(ABC):
     name: ClassVar[str]
     suffix: ClassVar[str]  # of what its tools write; "" is a folder
     modules: ClassVar[tuple[str, ...]]  # what its tools are imported as
+    layer_by_layer: ClassVar[bool] = False  # whether its tools read nothing but layers and additions
 
     def check(self, job: Job) -> None:  # noqa: B027 - most tools say it themselves
         """Refuses a layer that the tools don't know, by name."""
@@ -159,8 +160,14 @@ def export_to(
     check_free(path, command="export", argument="path", force=force, overwrite="force=True")
     about = describe(model, example, metadata) | {"target": target.name}
     about["input"] = about["input"].replace("batch", "1", 1)
+    try:
+        layers: nn.Module = as_layers(model, example)
+    except ValueError:
+        if target.layer_by_layer:
+            raise
+        layers = model
     job = Job(
-        model=model, layers=as_layers(model, example), references=references_of(model, example), path=path,
+        model=model, layers=layers, references=references_of(model, example), path=path,
         opset=opset, about=about,
     )  # fmt: skip
     target.check(job)

@@ -95,15 +95,18 @@ class WindowedAttention(nn.Module):
 class RelativePositions(nn.Module):
     """Swin's bias of relative positions, (1, heads, T, T)."""
 
+    index: Tensor
+
     def __init__(self, attention: swin.WindowAttention) -> None:
         super().__init__()
         self.tokens = attention.window_area
-        self.index: Tensor
         self.table = attention.relative_position_bias_table
-        self.register_buffer("index", attention.relative_position_index.flatten())
+        index: Any = attention.relative_position_index
+        self.register_buffer("index", index.flatten())
 
     def forward(self) -> Tensor:
-        return self.table[self.index].unflatten(0, (self.tokens, self.tokens)).permute(2, 0, 1)[None]
+        table: Tensor = self.table[self.index]
+        return table.unflatten(0, (self.tokens, self.tokens)).permute(2, 0, 1)[None]
 
 
 def write_block(skip_free: type[SkipFreeBlock], gone: str, block: nn.Module, mlp: nn.Module) -> nn.Module:
