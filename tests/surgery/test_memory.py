@@ -127,8 +127,8 @@ def test_mobilenet_side_by_side() -> None:
 def test_several_by_name_and_what_can_not_be_made() -> None:
     plans = memory_plan({"a": cifar_resnet(8), "b": cifar_resnet(14)}, torch.empty(1, 3, 32, 32))
     assert plans["a"].peak() == plans["b"].peak() == 48 * 1024
-    variants = memory_variants(timm.create_model("seresnet18").eval(), torch.empty(1, 3, 64, 64), name="se")
-    assert "method 'rm' can't make block 'layer1.0'" in variants.plans["se, rm"]
+    variants = memory_variants(timm.create_model("test_vit").eval(), torch.empty(1, 3, 160, 160), name="se")
+    assert "method 'rm' can't make block" in str(variants.plans["se, rm"])
     with pytest.raises(ValueError, match="method 'rm' can't make block"):
         variants["se, rm"]
     with pytest.raises(ValueError, match=r"memory_plan: CifarResNet does not run on an input of shape \(4, 8, 8\)"):
