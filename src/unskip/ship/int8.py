@@ -396,7 +396,7 @@ def _quantize_file(
     quant_pre_process(str(float_file), str(float_file), skip_optimization=True, skip_symbolic_shape=True)
     overrides = {
         name: [{
-            "quant_type": QuantType.QUInt8, "scale": np.float32(layer.scale), "zero_point": np.uint8(layer.zero_point)
+            "quant_type": QuantType.QUInt8, "scale": np.array(layer.scale, np.float32), "zero_point": np.array(layer.zero_point, np.uint8)
         }]
         for name, layer in ranges.items()
     }  # fmt: skip
