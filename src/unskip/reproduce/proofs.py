@@ -7,7 +7,7 @@ convolutions with bias of the rest, `quantize` writes INT8 files of 7 and 8 bits
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -278,6 +278,7 @@ def prove(label: str, network: nn.Module, images: Images, folder: Path) -> tuple
         )
         for bits in BITS
     }  # fmt: skip
+    files = {bits: replace(found, path=Path(found.path).name) for bits, found in files.items()}  # not this machine's
     done: Any = plain.conversion
     assert done.cost.before.macs is not None
     return Proof(
@@ -353,14 +354,14 @@ def proofs(settings: Proofs, folder: Path) -> Outcome:
                 notes.append("MLPerf's official .tflite was not run: --python names a Python that has an interpreter.")
             else:
                 gap = _official(file, folded, images.x, settings.python)
-                found[name] = Proof(**{**vars(proof), "official": gap})
+                found[name] = replace(proof, official=gap)
                 notes.append(
                     f"{label}, rm and folded, beside the official float .tflite: probabilities of {len(images.x):,} "
                     f"test images differ by {gap:.1e} at most."
                 )
     versions = {name: version(name) for name in ("torch", "onnx", "onnxruntime", "torchvision")}
     about = [
-        "Accuracy in percent on the test images (points less than float; signal to noise of the output). Both INT8 "
+        "Accuracy in percent on the test images (in brackets less float, in points, and signal to noise of the output). Both INT8 "
         "networks are made in the same way, the residual one with its norms folded.",
         *notes,
     ]

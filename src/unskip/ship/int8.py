@@ -394,12 +394,10 @@ def _quantize_file(
 
     # Shapes of all tensors, in place: what follows reads them, and the names stay as they are.
     quant_pre_process(str(float_file), str(float_file), skip_optimization=True, skip_symbolic_shape=True)
-    overrides = {
-        name: [{
-            "quant_type": QuantType.QUInt8, "scale": np.float32(layer.scale), "zero_point": np.uint8(layer.zero_point)
-        }]
-        for name, layer in ranges.items()
-    }  # fmt: skip
+    overrides = {}
+    for name, layer in ranges.items():
+        scale, zero = np.array(layer.scale, np.float32), np.array(layer.zero_point, np.uint8)
+        overrides[name] = [{"quant_type": QuantType.QUInt8, "scale": scale, "zero_point": zero}]
     quantize_static(
         str(float_file),
         str(int8_file),
