@@ -120,6 +120,6 @@ def layer_with(weight: Tensor, bias: Tensor | None = None, **settings: Any) -> n
     return made
 
 
-def conv_settings(conv: nn.Conv2d) -> dict[str, Any]:
+def conv_settings(conv: nn.Conv1d | nn.Conv2d) -> dict[str, Any]:
     """How a convolution moves over its input, as arguments for another."""
     return {"stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation}

@@ -458,7 +458,7 @@ def renewed(module: nn.Module) -> nn.Module:
     new = copy.deepcopy(module)
     for part in new.modules():
         if hasattr(part, "reset_parameters"):
-            part.reset_parameters()
+            part.reset_parameters()  # type: ignore[operator]
     if isinstance(new, BatchNormAct2d):
         new.act, new.drop = nn.Identity(), nn.Identity()
     return new
@@ -592,10 +592,10 @@ def conv_like(stage: Layer, fan_in: int, fan_out: int) -> Conv:
             f"its convolution of {groups} groups can't be cut to {fan_in} -> {fan_out} channels, which {groups} does "
             "not divide; another ratio may"
         )
-    made = conv_arguments(old)  # type: ignore[arg-type]
+    made = conv_arguments(old)
     if getattr(stage, "pad", ()):
         made["padding"] = tuple(d * (k - 1) // 2 for k, d in zip(old.kernel_size, old.dilation, strict=True))
-    return type(old)(fan_in, fan_out, groups=groups, bias=old.bias is not None, **made)  # type: ignore[return-value]
+    return type(old)(fan_in, fan_out, groups=groups, bias=old.bias is not None, **made)
 
 
 def initialise(conv: Conv, scale: float) -> None:

@@ -90,7 +90,7 @@ class RMBlock(nn.Sequential):
         for name, module in self.named_children():
             conv = parts.get(before)
             if isinstance(module, BesideNorm) and _absorbable(module.norm):
-                assert conv is not None
+                assert isinstance(conv, nn.Conv1d | nn.Conv2d | nn.Linear)
                 n = module.channels
                 weight = exact(conv.weight)
                 bias = weight.new_zeros(len(weight)) if conv.bias is None else exact(conv.bias)
@@ -309,7 +309,7 @@ def _one_by_one(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
         if isinstance(module, BatchNormAct2d) and is_batch_norm(module):
             yield _without_activation(module)
             if not isinstance(module.act, nn.Identity):
-                yield module.act  # type: ignore[misc]
+                yield module.act
         elif not isinstance(module, (*NO_OPS, *DROPOUTS)):
             yield module
 
@@ -413,15 +413,15 @@ def _shortcut(spec: BlockSpec) -> _Path:
                 raise Unsupported("its shortcut averages and then leaves out pixels")
             mixing = module.mixing(len(weight)).to(weight)
             weight, bias, stride = mixing @ weight, None if bias is None else mixing @ bias, stride * module.stride
-        elif inherits_from(module, *LAYERS):
+        elif isinstance(module, LAYERS) and inherits_from(module, *LAYERS):
             step = getattr(module, "stride", (1,))
-            pointwise = isinstance(module, nn.Linear) or ({*module.kernel_size} == {1} and not any(module.padding))  # type: ignore[misc, union-attr]
-            if not pointwise or (window > 1 and {*step} != {1}) or len({*step}) > 1:  # type: ignore[misc]
+            pointwise = isinstance(module, nn.Linear) or ({*module.kernel_size} == {1} and not any(module.padding))
+            if not pointwise or (window > 1 and {*step} != {1}) or len({*step}) > 1:
                 raise Unsupported(f"its projection {module} is not a 1 x 1 convolution without padding")
-            own = ungrouped(exact(module.weight), getattr(module, "groups", 1)).flatten(1)  # type: ignore[arg-type]
+            own = ungrouped(exact(module.weight), getattr(module, "groups", 1)).flatten(1)
             shifted = None if bias is None else own @ bias
-            weight, stride = own @ weight, stride * step[0]  # type: ignore[index]
-            given = None if module.bias is None else exact(module.bias)  # type: ignore[arg-type]
+            weight, stride = own @ weight, stride * step[0]
+            given = None if module.bias is None else exact(module.bias)
             bias = shifted if given is None else given if shifted is None else given + shifted
         elif isinstance(module, BatchNorm) and _absorbable(module) and _is_linear(module):
             weight, bias = _affine(weight, bias, *norm_as_affine(module))
@@ -547,7 +547,7 @@ def _taps(cell: _Cell, window: int, device: torch.device) -> Tensor:
     if isinstance(conv, nn.Linear):
         return torch.ones((), dtype=torch.float64, device=device)
     kernel, axes = conv.kernel_size, len(conv.kernel_size)
-    own = {"valid": 0, "same": None}.get(conv.padding, 0) if isinstance(conv.padding, str) else conv.padding
+    own: Any = {"valid": 0, "same": None}.get(conv.padding, 0) if isinstance(conv.padding, str) else conv.padding
     ahead: list[int] = []
     fits = (
         conv.padding_mode == "zeros" and len({*conv.stride}) == 1 and (not any(cell.pad) or len(cell.pad) == 2 * axes)

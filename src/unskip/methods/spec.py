@@ -333,7 +333,7 @@ def conv_arguments(conv: nn.Conv2d) -> dict[str, Any]:
     return {"kernel_size": conv.kernel_size, **conv_settings(conv), **factory(conv)}
 
 
-def replace_weight(conv: Conv, weight: Tensor, bias: Tensor | None, *, groups: int = 1) -> Conv:
+def replace_weight(conv: Conv | nn.Conv1d, weight: Tensor, bias: Tensor | None, *, groups: int = 1) -> Conv:
     """A layer like this one with another weight and bias. A bias shorter than the weight is continued with zeros."""
     weight = weight.to(conv.weight)
     bias = None if bias is None else F.pad(bias, (0, len(weight) - len(bias))).to(weight)

@@ -8,9 +8,10 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from unskip.train.runner import run
 
 NAME = "proofs"
 CALIBRATION = 512  # training images
-BITS = (7, 8)
+BITS: tuple[Literal[7, 8], ...] = (7, 8)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of akamaster's and torchvision's networks
 # Runs a .tflite file in a Python that has an interpreter for it.
 INTERPRETER = """
@@ -142,14 +143,14 @@ class AkamasterResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(x)))
-        x = self.layer3(self.layer2(self.layer1(x)))
+        x = self.layer3(self.layer2(self.layer1(x)))  # type: ignore[operator]
         return self.linear(F.avg_pool2d(x, 8).flatten(1))
 
 
 def mlperf_resnet8(path: Path) -> nn.Module:
     """The network with the weights of the .npz file, which has Keras' layouts."""
     network = MLPerfResNet8()
-    layers = {"conv2d": network.conv1, "batch_normalization": network.bn1, "dense": network.fc}
+    layers: dict[str, Any] = {"conv2d": network.conv1, "batch_normalization": network.bn1, "dense": network.fc}
     conv, norm = 0, 0
     for block in network.blocks:
         parts = [block.conv1, block.conv2, *([block.shortcut] if block.stride == 2 else [])]
@@ -245,7 +246,7 @@ class Proof:
     macs: float  # times those of the residual network
     parameters: float
     exported: float  # relative error of the folded network's ONNX file in float32
-    files: dict[int, Quantized]  # by bits
+    files: dict[Literal[7, 8], Quantized]  # by bits
     official: float | None = None  # largest difference of probabilities to the file that is published
 
     def cells(self) -> list[str]:
@@ -323,8 +324,10 @@ def proofs(settings: Proofs, folder: Path) -> Outcome:
         **{
             f"resnet{depth}": (
                 f"akamaster ResNet-{depth}",
-                lambda depth=depth: cifar_row(
-                    lambda: akamaster(depth, trained / f"akamaster_resnet{depth}.safetensors"), normalised=True
+                partial(
+                    cifar_row,
+                    partial(akamaster, depth, trained / f"akamaster_resnet{depth}.safetensors"),
+                    normalised=True,
                 ),
             )
             for depth in (20, 56)
@@ -333,7 +336,7 @@ def proofs(settings: Proofs, folder: Path) -> Outcome:
             "torchvision ResNet-18, 4 classes of Imagenette",
             lambda: _resnet18(settings, root / "imagenette64", folder),
         ),
-    }  # type: ignore[dict-item]
+    }
     chosen = [name.strip() for name in settings.rows.split(",") if name.strip()] or list(rows)
     for name in chosen:
         if name not in rows:
@@ -361,8 +364,8 @@ def proofs(settings: Proofs, folder: Path) -> Outcome:
                 )
     versions = {name: version(name) for name in ("torch", "onnx", "onnxruntime", "torchvision")}
     about = [
-        "Accuracy in percent on the test images (in brackets less float, in points, and signal to noise of the output). Both INT8 "
-        "networks are made in the same way, the residual one with its norms folded.",
+        "Accuracy in percent on the test images (in brackets less float, in points, and signal to noise of the "
+        "output). Both INT8 networks are made in the same way, the residual one with its norms folded.",
         *notes,
     ]
     numbers = {name: {**asdict(proof), "label": proof.label} for name, proof in found.items()}

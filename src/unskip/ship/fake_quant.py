@@ -93,7 +93,9 @@ def fake_quantized(model: nn.Module, inputs: Tensor, *, bits: int = 8) -> nn.Mod
     finally:
         for handle in handles:
             handle.remove()
-    quantized = {layer: FakeQuantized(layer, *found, bits).train(layer.training) for layer, found in ranges.items()}
+    quantized = {
+        layer: FakeQuantized(layer, *ranges[layer], bits).train(layer.training) for layer in layers if layer in ranges
+    }
     if model in quantized:
         return quantized[model]
     for parent in list(model.modules()):

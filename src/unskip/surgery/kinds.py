@@ -1,6 +1,7 @@
 """Which method takes which kind of residual block, found by trying: the table of the documentation."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from timm.layers import LayerNorm2d, SqueezeExcite
@@ -13,7 +14,7 @@ from unskip.methods.pieces import PadShortcut, Permute, Scale
 C = 16  # width of the blocks
 
 
-def conv(inputs: int, outputs: int, kernel: int = 3, **settings: int) -> nn.Conv2d:
+def conv(inputs: int, outputs: int, kernel: int = 3, **settings: Any) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False, **settings)
 
 

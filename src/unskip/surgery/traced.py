@@ -280,7 +280,8 @@ class Flow:
 
     def whole(self) -> "tuple[fx.Node, list[nn.Module]] | None":
         """The one addition that the forward is built around, and what stands behind it: activations and gains."""
-        end, behind = self.end, []
+        end = self.end
+        behind: list[nn.Module] = []
         while not self.is_sum(end):
             if end is self.start:
                 return None
@@ -360,7 +361,7 @@ def adds(module: nn.Module) -> bool:
         return True
     own = [cls for cls in type(module).__mro__ if not cls.__module__.startswith("torch.nn.")]
     values = [v for holder in (module, *own) for v in vars(holder).values()] + [module.forward]
-    queue, seen = [inspect.unwrap(getattr(v, "__func__", v)) for v in values if callable(v)], set()
+    queue, seen = [inspect.unwrap(v.__func__ if hasattr(v, "__func__") else v) for v in values if callable(v)], set()
     while queue:
         function = queue.pop()
         code = getattr(function, "__code__", None)
@@ -676,7 +677,7 @@ def _inner(module: nn.Module, flow: Flow, node: fx.Node) -> tuple[fx.Node, fx.No
         residual = residual_of(spec)
         if not any(t.is_meta for t in module.parameters()):
             pair = copy.deepcopy(nn.ModuleList([flow.cut_out(fork, end), residual])).to("cpu", torch.float64)
-            compare(*pair.eval(), spec, flow.line(node))
+            compare(pair[0].eval(), pair[1].eval(), spec, flow.line(node))
     except Unsupported:
         return None
     return fork, end, residual
