@@ -240,7 +240,12 @@ def _plainify(
     additions: list[str] = []
     for number in itertools.count():  # a second round for the skips around blocks, which are plain by then
         model = expose(model)
-        found = [(path, block, reader) for path, block, reader in find_blocks(model) if block not in seen]
+        new = tuple(f"{path}." for path in replaced)
+        found = [
+            (path, block, reader)
+            for path, block, reader in find_blocks(model)
+            if block not in seen and not f"{path}.".startswith(new)
+        ]
         if number > 0 and not found:
             break
         blocks = [(path, block, reader, _read(block, path, reader, attention)) for path, block, reader in found]
