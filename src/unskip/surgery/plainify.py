@@ -246,9 +246,11 @@ def _plainify(
             for path, block, reader in find_blocks(model)
             if block not in seen and not f"{path}.".startswith(new)
         ]
-        if number > 0 and not found:
-            break
         blocks = [(path, block, reader, _read(block, path, reader, attention)) for path, block, reader in found]
+        if number > 0:  # what can't be read is among the additions already
+            blocks = [block for block in blocks if isinstance(block[-1], BlockSpec)]
+            if not blocks:
+                break
         attentions = _read_attention([spec for *_, spec in blocks])
         if number == 0 and all(isinstance(spec, BlockSpec) and not spec.skip for *_, spec in blocks):
             _refuse(
