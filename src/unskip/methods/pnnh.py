@@ -298,7 +298,11 @@ class PNNH:
             )
         if pretext in FORMS and not paired and not passes_positive(act):
             raise Unsupported(f"{type(act).__name__} changes positive values, so pretext={pretext!r} carries nothing")
-        base = min(channels, *(stage.out_features for stage in _shrinking(spec)))
+        base = channels
+        if family in ("vanilla", "bottleneck"):
+            base = first.out_features
+        elif family == "other":
+            base = min(channels, *(stage.out_features for stage in _shrinking(spec)))
         code = max(2 if paired else 1, round(self.ratio * base))
         room = min(stage.out_features for stage in _shrinking(spec))
         if paired and family == "mlp" and 2 * round(self.ratio * base) < room:

@@ -239,10 +239,17 @@ def _plainify(
     additions: list[str] = []
     for number in itertools.count():  # a second round for the skips around blocks, which are plain by then
         model = expose(model)
-        found = [(path, block, reader) for path, block, reader in find_blocks(model) if block not in seen]
-        if number > 0 and not found:
-            break
+        new = tuple(f"{path}." for path in replaced)
+        found = [
+            (path, block, reader)
+            for path, block, reader in find_blocks(model)
+            if block not in seen and not f"{path}.".startswith(new)
+        ]
         blocks = [(path, block, reader, _read(block, path, reader, attention)) for path, block, reader in found]
+        if number > 0:  # what can't be read is among the additions already
+            blocks = [block for block in blocks if isinstance(block[-1], BlockSpec)]
+            if not blocks:
+                break
         attentions = _read_attention([spec for *_, spec in blocks])
         if number == 0 and all(isinstance(spec, BlockSpec) and not spec.skip for *_, spec in blocks):
             _refuse(
