@@ -361,8 +361,8 @@ def proofs(settings: Proofs, folder: Path) -> Outcome:
                 )
     versions = {name: version(name) for name in ("torch", "onnx", "onnxruntime", "torchvision")}
     about = [
-        "Accuracy in percent on the test images (in brackets less float, in points, and signal to noise of the output). Both INT8 "
-        "networks are made in the same way, the residual one with its norms folded.",
+        "Accuracy in percent on the test images (in brackets less float, in points, and signal to noise of the "
+        "output). Both INT8 networks are made in the same way, the residual one with its norms folded.",
         *notes,
     ]
     numbers = {name: {**asdict(proof), "label": proof.label} for name, proof in found.items()}
