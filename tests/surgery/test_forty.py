@@ -16,7 +16,7 @@ def test_a_few(name: str) -> None:
     assert all(outcome(name, method) == "yes" for method in REACH)
 
 
-@pytest.mark.full
+@pytest.mark.deep
 def test_all_forty(record_property: Callable[[str, object], None]) -> None:
     found = {(name, method): outcome(name, method) for name in NETWORKS for method in REACH}
     for reason in found.values():

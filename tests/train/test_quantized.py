@@ -38,6 +38,7 @@ def recipe(**more: object) -> Recipe:
     )
 
 
+@pytest.mark.full
 def test_training_in_few_bits_wins_accuracy_back(trained: Path, digits: DataSet, tmp_path: Path) -> None:
     """Rounded to 3 bits after training, the network loses much; two epochs in 3 bits win most of it back."""
     start = recipe(init_from=str(trained), quantize=3, lr=0.0001, epochs=1)

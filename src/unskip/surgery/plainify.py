@@ -239,11 +239,11 @@ def _plainify(
     additions: list[str] = []
     for number in itertools.count():  # a second round for the skips around blocks, which are plain by then
         model = expose(model)
-        new = tuple(f"{path}." for path in replaced)
+        made = tuple(f"{path}." for path in replaced)
         found = [
             (path, block, reader)
             for path, block, reader in find_blocks(model)
-            if block not in seen and not f"{path}.".startswith(new)
+            if block not in seen and not f"{path}.".startswith(made)
         ]
         blocks = [(path, block, reader, _read(block, path, reader, attention)) for path, block, reader in found]
         if number > 0:  # what can't be read is among the additions already
@@ -297,7 +297,6 @@ def _plainify(
             model = _put(model, path, done[id(block)])
             if getattr(new, "keeps_skip", False):
                 kept["block"] += 1
-            seen.append(done[id(block)])
             if spec.skip:
                 replaced.append(path)
             if original is not None and _parameters(model) > limit * _parameters(original):
