@@ -19,7 +19,7 @@ FOLDER = re.compile(r"\b\d{4}-\d{2}-\d{2}_[\w-]+\b")  # a record's name, with or
 PATH = re.compile(r"\bbenchmarks/[\w./-]*\w")
 FILE = re.compile(r"\b(?:benchmarks|docs|src|tests)/[\w./-]*\w")
 COMMAND = re.compile(
-    r"\bunskip (?:train|demo|doctor|plainify|plan|fold|export|bench|reproduce)\b|\bpython [\w/.]+\.py\b"
+    r"\bunskip (?:train|demo|doctor|plainify|plan|fold|export|bench|reproduce)\b|\bpython [\w/.]+\.py\b|\bpytest -"
 )
 REMOVED = re.compile(r"\bat commit [0-9a-f]{7}\b")
 pytestmark = pytest.mark.skipif(not RECORDS.is_dir(), reason="benchmarks/ is in the repository, not in the sdist")

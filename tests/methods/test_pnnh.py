@@ -1,7 +1,6 @@
 """PNNH block by block: what it reads, what it carries, how wide it is, how it starts."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import timm
@@ -66,8 +65,7 @@ def test_widths_of_inverted_bottlenecks_are_multiples_of_8() -> None:
     )
 
     def width(hidden: int, code: int, family: str = "inverted") -> int:
-        layer = SimpleNamespace(out_features=hidden)
-        return learner_width(SimpleNamespace(layers=(layer,), family=family), code)
+        return learner_width(family, hidden, code)
 
     assert [width(144, 12), width(96, 8), width(20, 3), width(12, 3), width(16, 8)] == [128, 88, 16, 9, 8]
     assert [width(144, 12, family) for family in ("vanilla", "bottleneck", "mlp")] == [132] * 3

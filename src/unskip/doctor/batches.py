@@ -101,7 +101,7 @@ def _find(data: str) -> DataSet:
             f"doctor: --data {data!r} is neither 'digits' nor 'noise', and there is no such file or folder."
         )
     kind = find_kind(root)
-    if kind is None:
+    if kind is None or (kind == "imagefolder" and not (root / "train").is_dir()):  # none of it is kept for testing
         return _image_folder(root)
     return load(DataConfig(dataset=kind, val_fraction=0.0, check_files=False), root)
 
