@@ -13,7 +13,7 @@ REACH = {"plain": 34, "pnnh": 28, "rm": 22}
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_few(name: str) -> None:
-    assert all(outcome(name, method) == "yes" for method in REACH)
+    assert all(outcome(name, method).startswith("yes") for method in REACH)
 
 
 @pytest.mark.deep

@@ -148,9 +148,7 @@ class PNNH:
     """
 
     ratio: float = 0.5  # C_B / C (C_B / C_low in bottlenecks), above 0 and at most 1/2
-    pretext: str = (
-        "auto"  # what the coder is; auto: group_average in CNNs, fitted in MLPs, identity by skip-free attention
-    )
+    pretext: str = "auto"  # what the coder is; auto: group_average, in MLPs fitted, or identity by skip-free attention
     norm: Norm = "first"  # norms of the learner: after W_1 only (Appendix D), or after the last convolution too
     scale: float = 0.3  # of the last layer at initialisation, relative to He's
     transition: Transition = "coded"  # transitions with a coder of their own, or whole without one

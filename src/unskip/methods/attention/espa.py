@@ -66,6 +66,12 @@ def symmetric_attention(tokens: int, before: float, after: float) -> np.ndarray:
     return matrix.clip(min=0)
 
 
+@torch.compiler.assume_constant_result
+def symmetric_constant(tokens: int, before: float, after: float) -> Tensor:
+    """`symmetric_attention` as a constant of a compiled or exported program."""
+    return torch.from_numpy(symmetric_attention(tokens, before, after)).float()
+
+
 class ESPAttention(SelfAttention):
     """y = W_O D softmax(q kᵀ / √d_h + B) W_V x."""
 
@@ -85,7 +91,7 @@ class ESPAttention(SelfAttention):
             position = torch.ones_like(q[0, 0, :, 0], dtype=wide).cumsum(0)
             matrix = causal_attention(position, self.before, self.after)
         else:
-            matrix = torch.tensor(symmetric_attention(q.shape[2], self.before, self.after), device=q.device).float()
+            matrix = symmetric_constant(q.shape[2], self.before, self.after).to(q.device)
         D = matrix.sum(1, keepdim=True)
         B = (matrix / D).clamp_min(torch.finfo(matrix.dtype).tiny).log()
         if self.causal:
