@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from unskip.reproduce.registry import Outcome, one_of, reproduction
+from unskip.reproduce.registry import Outcome, between, one_of, reproduction
 from unskip.reproduce.trained import Row, Trained, chosen, flags, mean, run_recipe, train, versions
 from unskip.train.many import Finished
 from unskip.train.recipe import load_recipe
@@ -34,7 +34,7 @@ class Defaults(Trained):
         str, "the data set: sprites (Tiny-ImageNet); digits, to try it out", one_of("sprites", "digits")
     ] = "sprites"
     families: Annotated[str, f"backbones, with commas between: {', '.join(FAMILIES)}"] = ",".join(FAMILIES)
-    seeds: Annotated[int, "runs of each row"] = 1
+    seeds: Annotated[int, "runs of each row", between(1, 1000)] = 1
     results_only: Annotated[bool, "keep the results of finished runs alone, without weights"] = True
 
 
