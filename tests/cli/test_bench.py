@@ -45,7 +45,7 @@ def test_json_and_a_limit_of_memory() -> None:
         (["resnet20"], "two networks or more"),
         (["resnet20", "pnnh_resnet18"], "reads images of 3x32x32 and 'pnnh_resnet18' of 3x224x224"),
         (["resnet20", "plain_resnet20", "--precision", "int4"], "precision='int4'"),
-        (["resnet20", "plain_resnet20", "--layers", "other"], "layers='other' must be one of same, own"),
+        (["resnet20", "plain_resnet20", "--layers", "other"], "layers='other' must be one of same, fast, own"),
         (["resnet20", "plain_resnet20", "--fit", "much"], "no amount of memory"),
         (["resnet20", "plain_resnet21"], "plain_resnet21"),
     ],

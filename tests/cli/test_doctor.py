@@ -56,7 +56,10 @@ def test_json_on_stdout_is_json_alone() -> None:
         (["resnet20", "--out", "report.json"], "'report.json' must end in .html"),
         (["resnet20", "--seed", "-1"], "--seed -1 must not be negative"),
         (["resnet20", "--method", "pnhh"], "Did you mean 'pnnh'?"),
-        (["seresnet18", "--method", "pnnh"], "`unskip plainify seresnet18 --method pnnh --no-strict -o FILE` leaves"),
+        (
+            ["res2net50_26w_4s", "--method", "pnnh"],
+            "`unskip plainify res2net50_26w_4s --method pnnh --no-strict -o FILE` leaves",
+        ),
         (["tests.doctor.small:mlp", "--input-size", "63"], "can't read a batch of shape 2x63"),
     ],
 )

@@ -51,11 +51,11 @@ def test_a_terminal_without_the_signs_gets_the_rest(monkeypatch: pytest.MonkeyPa
 
 
 def test_ctrl_c_is_one_sentence_and_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt(name: str) -> None:
+    def interrupt(*args: object, **options: object) -> None:
         signal.raise_signal(signal.SIGINT)  # an exception by now, since the command may have something to tidy up
 
-    monkeypatch.setattr(sys.modules["unskip.models"], "about", interrupt)
-    monkeypatch.setattr(sys, "argv", ["unskip", "models"])
+    monkeypatch.setattr("unskip.io.shipping.fold_to_file", interrupt)
+    monkeypatch.setattr(sys, "argv", ["unskip", "fold", "plain_resnet20", "-o", "plain.safetensors"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 130

@@ -64,7 +64,7 @@ def test_a_run_is_stopped_resumed_and_prints_one_line(recipe: Path, tmp_path: Pa
         (["--epochs", "many"], "epochs='many' must be a whole number"),
         (["--dataset", "cifar10"], "dataset='cifar10' needs --data DIR, which must hold"),
         (["--dataset", "cifar10", "--data", "/no/such/folder"], "--data /no/such/folder does not exist; it must"),
-        (["--data", "/tmp"], "'digits' is embedded"),
+        (["--data", "/dev"], "'digits' is embedded"),
         (["--model", "resnet57"], "there is no network named 'resnet57'"),
         (["--resume", "yes"], "resume='yes' must be 'never' or 'auto'"),
     ],

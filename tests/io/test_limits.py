@@ -353,7 +353,7 @@ def test_absurd_input_sizes(size: str) -> None:
 
 def test_files_that_vanish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look at the folder and the reading."""
-    monkeypatch.setattr("os.path.isfile", lambda path: not str(path).endswith("checkpoint.pt"))
+    monkeypatch.setattr("os.path.isfile", lambda path: not str(path).endswith(("checkpoint.pt", "network.safetensors")))
     for name in ("gone.pt", "gone.safetensors"):
         with pytest.raises(ValueError, match=rf"{name} can't be read: it is no file"):
             unskip.load(tmp_path / name)

@@ -41,8 +41,7 @@ REASONS = {
     ("delta_tanh", "swin"): "it is an MLP of linear layers",
     ("iso", "vit"): "it is an MLP of linear layers",
     ("iso", "swin"): "it is an MLP of linear layers",
-    ("rm", "vit"): "it is an MLP of linear layers",
-    ("rm", "swin"): "it is an MLP of linear layers",
+    ("rm", "vit"): "its forward takes more than its input",
     ("looks_linear", "mobilenet"): "groups can't subtract the two halves of a CReLU",
 }
 LONG = {("pnnh_paper", "mobilenet"), ("pnnh_paper", "swin")}  # they fit a coder for each width

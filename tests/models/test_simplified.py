@@ -186,7 +186,7 @@ def test_plainify_knows_the_blocks() -> None:
     net = simplified_net(8, residual=True)
     plain = unskip.plainify(net, "plain")
     assert len(plain.surgery.replaced) == 6
-    with pytest.raises(ValueError, match="none of the known shapes"):
+    with pytest.raises(ValueError, match="does not have one activation between each two convolutions"):
         unskip.plainify(net, "pnnh")
     with pytest.raises(ValueError, match="it is plain already"):
         unskip.plainify(simplified_net(8, residual=False), "plain")

@@ -256,7 +256,7 @@ class Twice(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv(x)
-        return self.last(self.norm(x).relu()) + x
+        return torch.cat([self.last(self.norm(x).relu()), x], 1)
 
 
 def groups() -> nn.Module:

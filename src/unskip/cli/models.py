@@ -23,7 +23,7 @@ def models(
         bool, typer.Option("--pretrained", help="Only networks whose trained weights come with the package.")
     ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Only networks that keep no skip at all.")] = False,
-    sort: Annotated[str, typer.Option(help=f"{', '.join(SORTS)}.", show_default="as they are registered")] = "",
+    sort: Annotated[str, typer.Option(help=f"Sort by {', '.join(SORTS)}.", show_default="as they are registered")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     methods: Annotated[bool, typer.Option("--methods", help="List the methods and their options instead.")] = False,
 ) -> None:

@@ -285,8 +285,9 @@ def imagefolder(config: DataConfig, root: Path) -> DataSet:
     def read(folder: Path) -> Split:
         files: list[Path] = []
         labels: list[int] = []
-        for of_class in sorted(p for p in folder.iterdir() if p.is_dir()):
-            if of_class.name not in classes and folder != inside:
+        found = [folder / name for name in classes] if folder == inside else folder.iterdir()
+        for of_class in sorted(p for p in found if p.is_dir()):
+            if of_class.name not in classes:
                 raise ValueError(f"data: {of_class} is a class that {inside} does not have.")
             here = _images_in(of_class)
             if not here and folder == inside:

@@ -63,7 +63,7 @@ OPERATORS = "add and_ eq floordiv getitem iadd imul isub matmul mod mul neg pow 
 TENSOR_METHODS = """
     abs add add_ amax amin chunk clamp contiguous div exp expand expand_as flatten float matmul mean mul mul_ narrow
     neg new_zeros permute pow relu relu_ repeat reshape rsqrt sigmoid size softmax split sqrt square squeeze sub sum
-    tanh to transpose type_as unbind unflatten unsqueeze view view_as
+    tanh tensor_split to transpose type_as unbind unflatten unsqueeze view view_as
 """
 
 

@@ -116,8 +116,9 @@ class BesideNorm(nn.Module):
         self.axis = axis
 
     def forward(self, x: Tensor) -> Tensor:
-        own, carried = x.tensor_split([self.channels], self.axis)
-        return torch.cat([self.norm(own), carried], self.axis)
+        axis = getattr(self, "axis", 1)  # network files of before it had one lack it
+        own, carried = x.tensor_split([self.channels], axis)
+        return torch.cat([self.norm(own), carried], axis)
 
 
 class CappedReLU(nn.Module):

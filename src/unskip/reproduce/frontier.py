@@ -250,7 +250,9 @@ def gathered(folder: Path, columns: Path | None = None) -> dict[str, dict[str, A
         for step in ("count", "latency", "bench"):
             file = folder / step / f"{name}.json"
             if file.is_file():
-                row |= {key: value for key, value in json.loads(file.read_text()).items() if key != "about"}
+                row |= {
+                    key: value for key, value in json.loads(file.read_text(encoding="utf-8")).items() if key != "about"
+                }
         for dataset in RECIPES:
             for length in LENGTHS:
                 row |= trained_columns(runs_folder(folder, dataset, length), name, f"{dataset}-{length}")
@@ -404,7 +406,7 @@ def accounted(folder: Path) -> list[str]:
     """Minutes of the device, over all calls."""
     minutes: dict[str, float] = {}
     for file in sorted((folder / "runs").glob("*/calls.jsonl")):
-        for line in file.read_text().splitlines():
+        for line in file.read_text(encoding="utf-8").splitlines():
             call = json.loads(line)
             minutes[call["device"]] = minutes.get(call["device"], 0.0) + call["seconds"] / 60
     return [f"Minutes of training on {device}: {total:.0f}." for device, total in minutes.items()]

@@ -135,7 +135,7 @@ class Hls4ml(Target):
             for built in (project / "firmware").glob("*.so"):
                 built.unlink()  # it has the path of its weights in it, and build_lib.sh makes it again
             config = project / CONFIG
-            config.write_text(config.read_text().replace(str(project), str(job.path)))
+            config.write_text(config.read_text(encoding="utf-8").replace(str(project), str(job.path)), encoding="utf-8")
             size = sum(file.stat().st_size for file in project.rglob("*") if file.is_file())
             os.replace(project, job.path)
         return job.result(
@@ -164,7 +164,7 @@ class Hls4ml(Target):
                 model.compile()
         except Exception as error:  # hls4ml raises Exception itself
             raise ValueError(f"export: hls4ml can't convert {type(job.model).__name__}: {reason(error)}.") from error
-        source = (folder / "firmware" / "myproject.cpp").read_text()
+        source = (folder / "firmware" / "myproject.cpp").read_text(encoding="utf-8")
         streams = [
             (variable.pragma[1], variable.shape[-1], variable.type.precision.width)
             for layer in model.get_layers() for variable in layer.variables.values()
