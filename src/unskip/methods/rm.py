@@ -398,13 +398,14 @@ class _Path:
 
 
 def _shortcut(spec: BlockSpec) -> _Path:
-    channels = spec.in_features
-    weight = torch.eye(channels, dtype=torch.float64, device=exact(spec.stages[0].conv.weight).device)
+    channels, like = spec.in_features, exact(spec.stages[0].conv.weight)
+    axes = like.ndim - 2  # behind that of the channels
+    weight = torch.eye(channels, dtype=torch.float64, device=like.device)
     bias: Tensor | None = None
     window = stride = 1
     begun = False
     for module in _flat(spec.shortcut):
-        value = module.of_channels(len(weight), 0) if isinstance(module, Scale | Shift) else None
+        value = module.of_channels(len(weight), axes) if isinstance(module, Scale | Shift) else None
         if isinstance(module, (*NO_OPS, *DROPOUTS)):
             continue
         if isinstance(module, nn.AvgPool1d | nn.AvgPool2d | nn.MaxPool1d | nn.MaxPool2d) and not begun:
