@@ -282,7 +282,7 @@ def shortcut(plan: BlockPlan, channels: int, out: int, make: Axes) -> nn.Module 
             kind = 3 * plan.strided + len(plan.layers)
             pool = (
                 mean(1, stride, **divided),
-                mean(stride, stride, **divided),
+                mean(stride, stride, ceil_mode=True, **divided),
                 largest(1, stride),
                 mean(3, stride, 1),
                 largest(stride, stride, ceil_mode=True),
