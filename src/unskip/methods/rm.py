@@ -136,18 +136,19 @@ class CappedReLU(nn.Module):
 
 
 class Divisible(nn.Module):
-    """Passes images whose sides are divisible by the window of an average pooling, and refuses all others."""
+    """Passes images (or series) whose sides are divisible by the window of an average pooling, and refuses all others."""
 
     def __init__(self, window: int) -> None:
         super().__init__()
         self.window = window
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-2] % self.window or x.shape[-1] % self.window:
+        sides = x.shape[2:]
+        if any(side % self.window for side in sides):
+            size, window = " x ".join(map(str, sides)), " x ".join([str(self.window)] * len(sides))
             raise ValueError(
-                f"rm: a feature map of {x.shape[-2]} x {x.shape[-1]} pixels comes to a shortcut that averages windows "
-                f"of {self.window} x {self.window}; only sides that are divisible by {self.window} keep its function. "
-                "Give images of another size."
+                f"rm: a feature map of {size} pixels comes to a shortcut that averages windows of {window}; only sides "
+                f"that are divisible by {self.window} keep its function. Give inputs of another size."
             )
         return x
 

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from unskip._core.errors import reason
 from unskip._core.layers import altered, inherits, known_class
+from unskip._core.modules import preserved
 
 Arguments = dict[str, Any]
 
@@ -69,7 +70,8 @@ def decides(module: nn.Module, whole: Iterable[nn.Module] = (), *, defaults: boo
     if others and not defaults:
         return f"its forward takes more than its input ({', '.join(other.name for other in others)})"
     try:
-        _Tracer(whole).trace(module, {p.name: p.default for p in others if p.default is not p.empty})
+        with preserved(module):  # whose forward may keep what is symbolic
+            _Tracer(whole).trace(module, {p.name: p.default for p in others if p.default is not p.empty})
     except Exception as error:  # any forward may fail in any way on a symbolic input
         return f"its forward can't be followed for every input ({reason(error)})"
     return ""
