@@ -72,7 +72,7 @@ def test_pictures_of_several_modes_are_a_sentence(folder: tuple[Path, np.ndarray
     root, *_ = folder
     with Image.open(root / "train_b.png") as picture:
         picture.convert("L").save(root / "train_b.png")
-    with pytest.raises(ValueError, match="the train pictures of .* differ in their channels"):
+    with pytest.raises(ValueError, match=r"the train pictures of .* differ in their channels"):
         sets.load(DataConfig(dataset="sprites"), root)
 
 
