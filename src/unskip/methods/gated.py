@@ -4,13 +4,14 @@ A constant gate carries exactly: a hidden unit whose gate reads nothing, σ(b), 
 σ(b) ≠ 0. One unit carries a channel with its sign, where an MLP without gates takes two.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import torch
 from timm.layers import SwiGLU
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unskip.methods.inits import orthogonal_like
 from unskip.methods.spec import BlockSpec, Unsupported, factory
 
 GATE = 1.0  # b
@@ -39,10 +40,9 @@ class GatedCarryBlock(nn.Module):
             nn.init.zeros_(new.bias)
             new.weight[: len(old.weight), : old.in_features] = old.weight
             new.bias[: len(old.bias)] = old.bias
-        gates = stacked.fc1_g.bias[gate.out_features :]
-        gates.fill_(GATE)
+        stacked.fc1_g.bias[gate.out_features :] = GATE
         carry = torch.eye(self.carried, gate.in_features).to(first.weight)
-        stacked.fc1_x.weight[gate.out_features :] = carry / stacked.act(gates)[:, None]
+        stacked.fc1_x.weight[gate.out_features :] = carry / stacked.act(torch.full_like(carry[:, :1], GATE))
         stacked.fc2.weight[:, gate.out_features :] = carry.T
         return nn.Sequential(*self.pre, stacked)
 
@@ -59,12 +59,21 @@ def is_gated(spec: BlockSpec) -> bool:
 
 
 @torch.no_grad()
-def build_gated(spec: BlockSpec, ratio: float, scale: float, hidden: Mapping[int, int] | None) -> GatedCarryBlock:
-    """The block for a gated MLP. Its learner starts by passing on what is not carried, through gates that are open."""
+def build_gated(
+    spec: BlockSpec, carried: int, scale: float, hidden_width: Callable[[int, int], int]
+) -> GatedCarryBlock:
+    """The block for a gated MLP. Its learner starts by passing on what is not carried, through gates that are open.
+
+    Args:
+        spec: of a block whose branch is a SwiGLU.
+        carried: C_B.
+        scale: of the last layer at initialisation.
+        hidden_width: the learner's width, from that of the block and the one that the coder leaves.
+    """
     old = spec.branch[0]
     assert isinstance(old, SwiGLU)
-    features, carried = old.fc1_x.in_features, round(ratio * old.fc1_x.in_features)
-    width = (hidden or {}).get(features, old.fc1_x.out_features - carried)
+    features = old.fc1_x.in_features
+    width = hidden_width(features, old.fc1_x.out_features - carried)
     n = features - carried
     if width < n or not isinstance(old.norm, nn.Identity):
         raise Unsupported(f"its gated MLP of {old.fc1_x.out_features} hidden units is too narrow, or has a norm inside")
@@ -73,7 +82,7 @@ def build_gated(spec: BlockSpec, ratio: float, scale: float, hidden: Mapping[int
         nn.init.kaiming_normal_(layer.weight, nonlinearity="linear")
         layer.weight.mul_(gain)
         nn.init.zeros_(layer.bias)
-    Q = nn.init.orthogonal_(torch.empty_like(learner.fc1_x.weight[:n, carried:]))
+    Q = orthogonal_like(learner.fc1_x.weight[:n, carried:])
     learner.fc1_g.weight[:n] = 0
     learner.fc1_g.bias[:n] = GATE
     learner.fc1_x.weight[:n, :carried] = 0

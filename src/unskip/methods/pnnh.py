@@ -27,6 +27,7 @@ from unskip.kernels import use_fast_layers
 from unskip.kernels.depthwise import JoinedSequential
 from unskip.methods import fused
 from unskip.methods.gated import build_gated, is_gated
+from unskip.methods.inits import orthogonal_like
 from unskip.methods.lean import LeanInverted, LeanSequential
 from unskip.methods.partial import PartialConv2d
 from unskip.methods.pieces import Scale, Shift
@@ -49,6 +50,7 @@ from unskip.methods.spec import (
 )
 from unskip.methods.stack import stacked_layers
 
+Hidden = Mapping[int, int] | float | None
 Norm = Literal["first", "both"]
 Transition = Literal["coded", "whole"]
 Signed = Literal["rectify", "paired"]
@@ -155,7 +157,7 @@ class PNNH:
     signed: Signed = "paired"  # blocks with linear output (MobileNet-V2): carry x+ and x-, or put σ after the sum
     uncarried: Uncarried = "kxk"  # taps for the channels that pretext="identity" does not carry: all, or the centre
     linear_start: bool | None = None  # MLP learners first pass on what is not carried; None: beside skip-free attention
-    hidden: Mapping[int, int] | None = None  # width of the learner by that of the block, {48: 8}; None: H - C_B
+    hidden: Hidden = None  # width of the learner by that of the block, {48: 8}, or over it, 2.5; None: H - C_B
     head_norm: bool | None = None  # a norm before pooling; None: unless a norm follows the last block anyway
     block: BlockForm = "auto"  # plain: the formula; fast: no matrices; lean: less memory; auto: fast (MobileNet: lean)
     seed: int = 0  # of fitted and random coders
@@ -182,7 +184,8 @@ class PNNH:
 
     def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
         if is_gated(spec):
-            return build_gated(spec, self.ratio, self.scale, self.hidden)
+            carried = self.code_of(spec.branch[0].fc1_x.in_features)  # type: ignore[union-attr, operator, arg-type]
+            return build_gated(spec, carried, self.scale, self.hidden_width)
         if not spec.skip and not self._expressible(spec):
             return self._whole(spec, bank)
         if self.transition == "whole" and spec.transition:
@@ -228,6 +231,22 @@ class PNNH:
         if rectified is not None:
             return PlainBlock(*spec.pre, *[m for m in spec.branch if not isinstance(m, DropPath)], rectified)
         return Plain().build(spec, bank)
+
+    def code_of(self, base: int) -> int:
+        """C_B, the share `ratio` of `base` channels, rounded but never more than half of them."""
+        return min(round(self.ratio * base), base // 2)
+
+    def hidden_width(self, width: int, otherwise: int) -> int:
+        """The learner's width in a block of this width; `otherwise` where `hidden` is None."""
+        if self.hidden is None:
+            return otherwise
+        if not isinstance(self.hidden, Mapping):
+            return round(self.hidden * width)
+        if width not in self.hidden:
+            raise Unsupported(
+                f"hidden={dict(self.hidden)} says nothing about blocks of width {width}; add it, or leave hidden out"
+            )
+        return self.hidden[width]
 
     def _expressible(self, spec: BlockSpec) -> bool:
         """Whether a block without a skip can have a coder; one that can't is no loss, for it had no path before."""
@@ -301,10 +320,10 @@ class PNNH:
             base = first.out_features
         elif family == "other":
             base = min(channels, *(stage.out_features for stage in _shrinking(spec)))
-        code = max(2 if paired else 1, round(self.ratio * base))
+        code = max(2 if paired else 1, self.code_of(base))
         room = min(stage.out_features for stage in _shrinking(spec))
-        if paired and family == "mlp" and 2 * round(self.ratio * base) < room:
-            code = 2 * round(self.ratio * base)  # both signs of C_B channels
+        if paired and family == "mlp" and 2 * self.code_of(base) < room:
+            code = 2 * self.code_of(base)  # both signs of C_B channels
         elif code >= channels:
             raise Unsupported(
                 f"its coder would carry {code} channels, not fewer than its {channels}; a smaller ratio does"
@@ -328,11 +347,7 @@ class PNNH:
     def learner(self, spec: BlockSpec, code: int | None = None) -> nn.Sequential:
         """The block's layers, freshly initialised, at the hidden width beside a coder of `code` channels."""
         family, stages = self._family(spec), spec.stages
-        width, widths = stages[-1].out_features, self.hidden or {}
-        if self.hidden is not None and width not in widths:
-            raise Unsupported(
-                f"hidden={dict(widths)} says nothing about blocks of width {width}; add it, or leave hidden out"
-            )
+        width = stages[-1].out_features
         code = self._coder_spec(spec, self._activation(spec)).code if code is None else code
         if self.uncarried == "1x1" and family != "vanilla":
             raise Unsupported(f"uncarried='1x1' is for blocks of two k x k convolutions, and it is {family}")
@@ -342,7 +357,7 @@ class PNNH:
         for i, stage in enumerate(stages):
             fan_out = stage.out_features
             if i != last and stage in shrinking:
-                fan_out = widths.get(width, learner_width(family, stage.out_features, code))
+                fan_out = self.hidden_width(width, learner_width(family, stage.out_features, code))
                 if fan_out < 1:
                     raise _too_narrow(spec)
             conv = conv_like(stage, fan_in, fan_out)
@@ -361,7 +376,7 @@ class PNNH:
                     taken = f"{name}{i + 1}" in dict(learner.named_children())
                     learner.add_module(f"{name}{i + 1}_{number}" if taken else f"{name}{i + 1}", new)
             fan_in = fan_out
-        if self.linear_start or (self.linear_start is None and spec.attention is not None and code is not None):
+        if self.linear_start or (self.linear_start is None and spec.attention is not None):
             start_linear(learner, self._coder_spec(spec, self._activation(spec)))
         return learner
 
@@ -389,7 +404,7 @@ def start_linear(learner: nn.Sequential, coder: CoderSpec) -> None:
     assert isinstance(last, nn.Linear)
     carried = coder.code // 2
     n = min(coder.channels - carried, first.out_features // 2)
-    Q = nn.init.orthogonal_(torch.empty_like(first.weight[:n, carried : carried + n]))
+    Q = orthogonal_like(first.weight[:n, carried : carried + n])
     for part in (first.weight[: 2 * n], last.weight[:, : 2 * n]):
         part.zero_()
     first.weight[: 2 * n, carried : carried + n] = torch.cat([Q, -Q])
@@ -545,8 +560,10 @@ def _name_head_norm(block: nn.Module, keys: Any) -> None:
         keys.missing_keys[:] = [*others, f"{path}, a norm before pooling: build the network with head_norm=False"]
 
 
-def check_hidden(hidden: object) -> dict[int, int]:
-    """Widths of learners by widths of blocks; TOML and JSON have text for keys."""
+def check_hidden(hidden: object) -> dict[int, int] | float:
+    """The option `hidden`, checked: a number, or widths of learners by widths of blocks (text in TOML and JSON)."""
+    if isinstance(hidden, int | float) and not isinstance(hidden, bool) and 0 < hidden < math.inf:
+        return hidden
     try:
         widths = {int(width): int(value) for width, value in hidden.items()}  # type: ignore[attr-defined]
         if all(value >= 1 and value == given for value, given in zip(widths.values(), hidden.values(), strict=True)):  # type: ignore[attr-defined]
@@ -555,7 +572,7 @@ def check_hidden(hidden: object) -> dict[int, int]:
         pass
     raise ValueError(
         f"pnnh: hidden={hidden!r} must give the learner's width for each width of a block, for instance "
-        "{48: 8, 96: 12, 192: 19}."
+        "{48: 8, 96: 12, 192: 19}, or be a multiple of it, such as 2.5."
     )
 
 

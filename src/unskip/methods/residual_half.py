@@ -44,7 +44,7 @@ class ResidualHalf(BlockMethod):
             raise ValueError(f"residual_half: ratio={self.ratio} must be above 0 and at most 0.5.")
 
     def rebuild(self, spec: BlockSpec, bank: CoderBank) -> nn.Module:
-        learner = PNNH(ratio=self.ratio, scale=self.scale, block="fast").learner(spec)
+        learner = PNNH(ratio=self.ratio, scale=self.scale, block="fast", linear_start=False).learner(spec)
         return ResidualHalfBlock(spec, learner)
 
     def finish(self, model: nn.Module) -> None:

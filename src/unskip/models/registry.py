@@ -200,7 +200,7 @@ def create_model(name: str, pretrained: bool = False, *, method: str = "", **kwa
             "`unskip models` lists them."
         )
     if method:
-        known = method_options(method)
+        known = ["attention", *method_options(method)]
         options = {option: kwargs.pop(option) for option in list(kwargs) if option in known}
         return plainify(create_model(name, pretrained, **kwargs), method, **options)
     try:

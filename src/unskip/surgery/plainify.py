@@ -144,7 +144,7 @@ def memory_variants(
         example: as in `memory_plan`, and so is `in_place`.
         name: of the network, in the table.
     """
-    model = checked_model("memory_plan", copied("memory_plan", model).eval())
+    model = expose(checked_model("memory_plan", copied("memory_plan", model).eval()))
     blocks = [_read(block, path, reader, KEEP) for path, block, reader in find_blocks(model)]
     found: dict[str, MemoryPlan | str] = {}
 
@@ -234,7 +234,7 @@ def _plainify(
     left: list[str] = []
     kept: Counter[str] = Counter()
     discarded: list[int] = []  # trained weights, by block
-    done: dict[int, nn.Module] = {}  # by id of the old block: a block that is used twice stays one block
+    done: dict[nn.Module, nn.Module] = {}  # by the old block: a block that is used twice stays one block
     seen: list[nn.Module] = []  # blocks of earlier rounds
     additions: list[str] = []
     for number in itertools.count():  # a second round for the skips around blocks, which are plain by then
@@ -261,8 +261,8 @@ def _plainify(
             )
         additions, nonnegative = _look_around(model, [path for path, *_ in blocks], example, exact)
         for path, block, reader, spec in blocks:
-            if id(block) in done:
-                model = _put(model, path, done[id(block)])
+            if block in done:
+                model = _put(model, path, done[block])
                 replaced.append(path)
                 continue
             try:
@@ -289,12 +289,12 @@ def _plainify(
             if not exact and _looks_trained(block):
                 discarded.append(_lost_weights(spec, new))
             new.train(block.training)
-            done[id(block)] = reader.write(block, new)
+            done[block] = reader.write(block, new)
             if mixer is not None:
                 mixed = ATTENTIONS[attention].build(mixer).train(block.training)
                 mixed.start_mlp(new)
-                mixer.write(done[id(block)], mixed)
-            model = _put(model, path, done[id(block)])
+                mixer.write(done[block], mixed)
+            model = _put(model, path, done[block])
             if getattr(new, "keeps_skip", False):
                 kept["block"] += 1
             if spec.skip:

@@ -18,7 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unskip.methods.attention.self_attention import AttentionSpec, SelfAttention, orthogonal, zero
+from unskip.methods.attention.self_attention import AttentionSpec, SelfAttention, set_orthogonal
+
+torch.fx.wrap("rows_and_bias")  # one node of a symbolic trace (torch.fx), which knows no sizes
 
 GAMMA_L = 0.005  # behind the last layer
 
@@ -69,7 +71,21 @@ def symmetric_attention(tokens: int, before: float, after: float) -> np.ndarray:
 @torch.compiler.assume_constant_result
 def symmetric_constant(tokens: int, before: float, after: float) -> Tensor:
     """`symmetric_attention` as a constant of a compiled or exported program."""
-    return torch.from_numpy(symmetric_attention(tokens, before, after)).float()
+    return torch.from_numpy(symmetric_attention(tokens, before, after))
+
+
+def rows_and_bias(q: Tensor, before: float, after: float, *, causal: bool) -> tuple[Tensor, Tensor]:
+    """D, (T, 1), and B, (T, T), for queries q (B, heads, T, d_h)."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    if causal:
+        matrix = causal_attention(torch.ones_like(q[0, 0, :, 0], dtype=wide).cumsum(0), before, after)
+    else:
+        matrix = symmetric_constant(q.shape[2], before, after).to(wide).to(q.device)
+    D = matrix.sum(1, keepdim=True)
+    B = (matrix / D).clamp_min(torch.finfo(wide).tiny).log()
+    if causal:
+        B = B.masked_fill(matrix == 0, torch.finfo(wide).min)
+    return D.to(q.dtype), B.to(q.dtype)
 
 
 class ESPAttention(SelfAttention):
@@ -80,23 +96,13 @@ class ESPAttention(SelfAttention):
         self.before, self.after = gamma_of(spec.layer, spec.depth), gamma_of(spec.layer + 1, spec.depth)
 
     def start(self) -> None:
-        zero(self.q)
-        zero(self.bias)
-        orthogonal(self.v)
-        orthogonal(self.o)
+        self.set_logits_to_zero()
+        set_orthogonal(self.v)
+        set_orthogonal(self.o)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        if self.causal:
-            wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-            position = torch.ones_like(q[0, 0, :, 0], dtype=wide).cumsum(0)
-            matrix = causal_attention(position, self.before, self.after)
-        else:
-            matrix = symmetric_constant(q.shape[2], self.before, self.after).to(q.device)
-        D = matrix.sum(1, keepdim=True)
-        B = (matrix / D).clamp_min(torch.finfo(matrix.dtype).tiny).log()
-        if self.causal:
-            B = B.masked_fill(matrix == 0, torch.finfo(matrix.dtype).min)
-        return D.to(v.dtype) * self.attend(q, k, v, mask, B.to(q.dtype))
+        D, B = rows_and_bias(q, self.before, self.after, causal=self.causal)
+        return D * self.attend(q, k, v, mask, B)
 
     def extra_repr(self) -> str:
         return f"gamma={self.before:.4g} to {self.after:.4g}"

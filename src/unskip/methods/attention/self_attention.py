@@ -12,6 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unskip.methods.inits import orthogonal_like
+
+torch.fx.wrap("additive")  # one node of a symbolic trace (torch.fx), which knows no dtypes
+
 Rotary = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -64,6 +68,13 @@ class SelfAttention(nn.Module):
     def start(self) -> None:
         """Initialises the weights; here they stay those of the spec."""
 
+    def set_logits_to_zero(self) -> None:
+        """Zeroes W_Q, the shift of its norm and the bias of relative positions, so that A(X) is the uniform C."""
+        biases = () if self.bias is None else self.bias.parameters()
+        for parameter in (*self.q.parameters(), getattr(self.q_norm, "bias", None), *biases):
+            if parameter is not None:
+                nn.init.zeros_(parameter)
+
     def start_mlp(self, mlp: nn.Module) -> None:
         """Initialises the MLP of the block, where the method says something about it."""
 
@@ -99,7 +110,7 @@ class SelfAttention(nn.Module):
         if self.bias is not None:
             mask = self.bias() if mask is None else self.bias() + mask
         if bias is not None:
-            mask = bias if mask is None else bias + additive(mask, bias.dtype)
+            mask = bias + additive(mask, bias.dtype)
         return self.softmax(q, k, v, mask, self.drop if self.training else 0.0)
 
     def softmax(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0) -> Tensor:
@@ -115,22 +126,22 @@ class SelfAttention(nn.Module):
         return gain[:, None, None]
 
 
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | float:
     """A mask as what is added to logits: 0 where a token is seen, a large negative number where it is not."""
+    if mask is None:
+        return 0.0
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
 
 
-def orthogonal(layer: nn.Linear) -> None:
-    """An orthogonal matrix, its bias 0. The mean square of its output is that of its input."""
+@torch.no_grad()
+def set_orthogonal(layer: nn.Linear, gain: float | None = None) -> None:
+    """Sets the weight to an orthogonal matrix times `gain`, and the bias to 0.
+
+    By default the mean square of the output is that of the input.
+    """
     rows, columns = layer.weight.shape
-    nn.init.orthogonal_(layer.weight, gain=max(1.0, rows / columns) ** 0.5)
+    layer.weight.copy_(orthogonal_like(layer.weight, max(1.0, rows / columns) ** 0.5 if gain is None else gain))
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
-
-
-def zero(layer: nn.Module | None) -> None:
-    """Sets all parameters of a module to 0."""
-    for parameter in [] if layer is None else layer.parameters():
-        nn.init.zeros_(parameter)

@@ -11,6 +11,7 @@ from typing import Any
 
 import timm.models.swin_transformer as swin
 import timm.models.vision_transformer as vit
+import torch
 import torchvision.models.vision_transformer as tv
 from timm.layers import Attention, LayerScale, Mlp
 from torch import Tensor, nn
@@ -48,10 +49,14 @@ class SkipFreeViTBlock(SkipFreeBlock, vit.Block):
     ls1: Any
     drop_path1: Any
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         if not self.attention_skip:
-            return self.mlp(self.attn(self.norm1(x), kwargs.get("attn_mask", *args[:1])))
-        return self.mlp(self.join(x, self.attn(self.norm1(x), *args, **kwargs), self.ls1, self.drop_path1))
+            if is_causal is True:  # a symbolic trace (torch.fx) has no truth value
+                attn_mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+            return self.mlp(self.attn(self.norm1(x), attn_mask))
+        given = {} if is_causal is False else {"is_causal": is_causal}  # older versions of timm do not know it
+        attended = self.attn(self.norm1(x), attn_mask=attn_mask, **given)
+        return self.mlp(self.join(x, attended, self.ls1, self.drop_path1))
 
 
 class SkipFreeSwinBlock(SkipFreeBlock, swin.SwinTransformerBlock):
