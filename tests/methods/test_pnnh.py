@@ -232,3 +232,10 @@ def test_residual_half_keeps_the_shortcut() -> None:
     assert network.layer1[0].learner.conv1.out_channels == 8
     post = unskip.plainify(cifar_resnet(8), "residual_half", scale=0.0)
     torch.testing.assert_close(post.layer1[0](x.relu()), x.relu())
+
+
+def test_residual_half_takes_layers_on_the_last_axis() -> None:
+    model = timm.create_model("convnext_atto", num_classes=10, depths=(1, 1, 1, 1), dims=(8, 8, 8, 8))
+    half = unskip.plainify(model, "residual_half")
+    assert half.surgery.kept == {"block": 4}
+    assert half(torch.randn(2, 3, 32, 32)).shape == (2, 10)

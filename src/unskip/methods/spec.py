@@ -130,7 +130,8 @@ class BlockSpec:
                 layers.append(BranchLayer(module, None, None, 0.0))
                 continue
             if not layers:
-                raise Unsupported(f"its branch begins with {describe(module)}, not with a convolution")
+                ordinary = "an ordinary convolution of images or a linear layer"
+                raise Unsupported(f"its branch begins with {describe(module)}, not with {ordinary}")
             last = layers[-1]
             if isinstance(module, nn.Dropout):
                 last = replace(last, drop=max(last.drop, module.p))
