@@ -1,4 +1,4 @@
-"""Method `full_carry`: a learner beside all channels of what the block reads through its norm: an upper bound.
+"""Method `full_carry`: a learner beside all channels that the block reads through its norm. An upper bound, not plain.
 
     y = learner(LN(x)) + LN(x)
 
@@ -20,7 +20,7 @@ from unskip.methods.spec import BlockSpec, Unsupported
 @register_method("full_carry")
 @dataclass(frozen=True, kw_only=True)
 class FullCarry(BlockMethod):
-    """The learner of `pnnh` beside all of what an MLP reads: an upper bound, not plain."""
+    """The learner of `pnnh` beside all channels that an MLP reads: an upper bound, not plain."""
 
     scale: float = 0.3  # of the last layer at initialisation, relative to He's
     hidden: Hidden = None  # width of the learner, as in `pnnh`; None: H - 2C

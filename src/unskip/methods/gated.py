@@ -32,7 +32,7 @@ class GatedCarryBlock(nn.Module):
 
     @torch.no_grad()
     def to_ordinary(self) -> nn.Sequential:
-        """The norm and one gated MLP, whose last hidden units carry."""
+        """`pre` and one gated MLP, whose last hidden units carry."""
         gate, first, last = self.learner.fc1_g, self.learner.fc1_x, self.learner.fc2
         stacked = gated_mlp(gate.in_features, gate.out_features + self.carried, self.learner.act, gate)
         for new, old in ((stacked.fc1_g, gate), (stacked.fc1_x, first), (stacked.fc2, last)):
@@ -48,13 +48,14 @@ class GatedCarryBlock(nn.Module):
 
 
 def gated_mlp(features: int, hidden: int, act: nn.Module, like: nn.Linear) -> SwiGLU:
-    """W_2 (σ(W_g x) * W_1 x) with biases, as timm has it."""
+    """timm's SwiGLU, W_2 (σ(W_g x) * W_1 x), with biases, in dtype and place of `like`."""
     mlp = SwiGLU(features, hidden, bias=True).to(**factory(like))
     mlp.act = act
     return mlp
 
 
 def is_gated(spec: BlockSpec) -> bool:
+    """Whether the branch is a gated MLP."""
     return len(spec.branch) == 1 and isinstance(spec.branch[0], SwiGLU)
 
 
@@ -62,7 +63,7 @@ def is_gated(spec: BlockSpec) -> bool:
 def build_gated(
     spec: BlockSpec, carried: int, scale: float, hidden_width: Callable[[int, int], int]
 ) -> GatedCarryBlock:
-    """The block for a gated MLP. Its learner starts by passing on what is not carried, through gates that are open.
+    """The skip-free block of a gated MLP. Its learner starts by passing on what is not carried, through open gates.
 
     Args:
         spec: of a block whose branch is a SwiGLU.

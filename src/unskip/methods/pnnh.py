@@ -61,7 +61,7 @@ ALIGNED = 8  # channels that tensor cores take at once
 
 
 class LearnerBlock(nn.Module):
-    """A learner beside a second path: what both read through, stochastic depth, and the activation after the sum."""
+    """Base of blocks with a learner beside a second path. `pre` comes before both, `act` after their sum."""
 
     def __init__(
         self,
@@ -124,8 +124,10 @@ class PNNHBlock(LearnerBlock):
         return [self.act] if self.head_norm is None else [self.act, self.head_norm]
 
     def to_fast(self) -> nn.Module | None:
-        """Learner beside a coder without matrices. Without such a coder an inverted bottleneck is stacked, its hidden
-        channels filled up to a multiple of 8, and any other block has no faster form than its ordinary one."""
+        """The learner beside a coder without matrices, or None where the ordinary form is as fast.
+
+        Without such a coder an inverted bottleneck is stacked, its hidden channels filled up to a multiple of 8.
+        """
         coder = None if self.coder is None else fast_form(self.coder)
         if coder is not None:
             block = PNNHBlock(pre=self.pre, learner=self.learner, coder=coder, act=self.act)
@@ -184,7 +186,7 @@ class PNNH:
 
     def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
         if is_gated(spec):
-            carried = self.code_of(spec.branch[0].fc1_x.in_features)  # type: ignore[union-attr, operator, arg-type]
+            carried = self.code_of(spec.branch[0].fc1_x.in_features)  # type: ignore[union-attr, arg-type]
             return build_gated(spec, carried, self.scale, self.hidden_width)
         if not spec.skip and not self._expressible(spec):
             return self._whole(spec, bank)
@@ -226,7 +228,7 @@ class PNNH:
             use_fast_layers(model, depthwise=False)
 
     def _whole(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
-        """A transition as it is without its shortcut, its output rectified where the next coder relies on that."""
+        """A transition without its shortcut, with a rectified output where the next coder needs that."""
         rectified = self._out_act(spec) if spec.out_act is None else None
         if rectified is not None:
             return PlainBlock(*spec.pre, *[m for m in spec.branch if not isinstance(m, DropPath)], rectified)
@@ -249,7 +251,7 @@ class PNNH:
         return self.hidden[width]
 
     def _expressible(self, spec: BlockSpec) -> bool:
-        """Whether a block without a skip can have a coder; one that can't is no loss, for it had no path before."""
+        """Whether a block that has no skip can get a coder. One that can't stays as it is, and loses nothing."""
         try:
             self._coder_spec(spec, self._activation(spec))
             check_strides(spec)
@@ -381,7 +383,7 @@ class PNNH:
         return learner
 
     def _sequence(self, inverted: bool) -> nn.Sequential:
-        """An empty learner, which knows how its layers are computed."""
+        """An empty nn.Sequential for the learner, of the class that `block` asks for."""
         if self.block == "lean":
             return LeanSequential()
         if inverted and self.block != "plain":
@@ -424,7 +426,7 @@ class PNNHPaper(PNNH):
 
 
 def _shrinking(spec: BlockSpec) -> list[Stage]:
-    """The hidden layers that make room for the coder: all but a depthwise convolution of the input itself."""
+    """The hidden layers that become narrower by the coder: all but a depthwise convolution of the input."""
     inner = [stage for i, stage in enumerate(spec.stages[:-1]) if i > 0 or not stage.depthwise]
     return inner or [*spec.stages[:-1]]
 
@@ -438,7 +440,7 @@ def learner_width(family: str, width: int, code: int) -> int:
     """H - C_B, the width of a learner beside its coder.
 
     In an inverted bottleneck, where C_B is a small part of H, it is rounded down to a multiple of 8, as MobileNet's own
-    widths are: matrix products of others run by slower kernels.
+    widths are: other widths run on slower kernels.
     """
     width -= code
     down = width - width % ALIGNED
@@ -453,9 +455,9 @@ def keeps_size(conv: nn.Conv1d | nn.Conv2d) -> bool:
 
 
 def fresh(module: nn.Module, old: int, new: int, **factory: Any) -> list[tuple[str, nn.Module]]:
-    """A module behind a convolution at another width, freshly initialised, with the name that it goes by.
+    """Freshly initialised modules, with names, in the place of one that follows a convolution, at another width.
 
-    Gains and shifts have none: the learner's last convolution has a small scale of its own.
+    Gains and shifts are left out: the learner's last convolution has a small scale of its own.
     """
     if isinstance(module, Scale | Shift | LayerScale):
         return []
@@ -471,7 +473,7 @@ def fresh(module: nn.Module, old: int, new: int, **factory: Any) -> list[tuple[s
 
 
 def renewed(module: nn.Module) -> nn.Module:
-    """A copy of a module with its parameters as at initialisation."""
+    """A freshly initialised copy of a module."""
     new = copy.deepcopy(module)
     for part in new.modules():
         if hasattr(part, "reset_parameters"):
@@ -482,7 +484,7 @@ def renewed(module: nn.Module) -> nn.Module:
 
 
 def gate_like(gate: nn.Module, old: int, new: int) -> nn.Module:
-    """A module that keeps the shape of what it reads (squeeze-and-excitation), fresh and at another width."""
+    """A freshly initialised copy of a gate (squeeze-and-excitation) at another width."""
     gate = renewed(gate)
     for path, layer in list(gate.named_modules()):
         if old == new or not path:
@@ -496,7 +498,7 @@ def gate_like(gate: nn.Module, old: int, new: int) -> nn.Module:
 
 
 def layer_sizes(layer: nn.Module) -> tuple[int, int]:
-    """Channels that a layer reads and writes."""
+    """The numbers of channels that a layer reads and writes."""
     linear = isinstance(layer, nn.Linear)
     return (layer.in_features, layer.out_features) if linear else (layer.in_channels, layer.out_channels)  # type: ignore[return-value]
 
@@ -513,7 +515,7 @@ def resized(layer: Any, inputs: int, outputs: int) -> nn.Module:
 
 
 class SeriesCoder(nn.Module):
-    """A coder of images along one axis: it reads `stride` equal rows, which it averages where it strides."""
+    """A coder of images applied to a series, which it reads as an image of `stride` equal rows."""
 
     def __init__(self, coder: nn.Module, stride: int) -> None:
         super().__init__()
@@ -552,7 +554,7 @@ def set_head_norm(where: str, model: nn.Module, wanted: bool | None) -> None:
 
 
 def _name_head_norm(block: nn.Module, keys: Any) -> None:
-    """Says of weights without a norm before pooling how to build the network that they fit."""
+    """Explains missing keys of the norm before pooling: how to build a network that has none."""
     found = [key for key in keys.missing_keys if ".head_norm." in key]
     if found:
         path = found[0].rpartition(".")[0]

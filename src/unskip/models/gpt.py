@@ -44,6 +44,8 @@ class GPTBlock(nn.Module):
 
 
 class SkipFreeGPTBlock(SkipFreeBlock, GPTBlock):
+    """mlp(attention(norm(x))); `mlp` holds its own norm."""
+
     mlp: Any
 
     def forward(self, x: Tensor) -> Tensor:

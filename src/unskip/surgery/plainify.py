@@ -357,7 +357,7 @@ def _look_around(model: nn.Module, paths: list[str], example: Tensor | None, exa
 
 
 def _read(block: nn.Module, path: str, reader: Reader, attention: str) -> BlockSpec | Unsupported:
-    """What the reader makes of a block, or why it can't be read. Attention that keeps its skip is not read."""
+    """The spec of a block, or the reason why it can't be read. Attention that keeps its skip is not read."""
     try:
         spec = reader.read(block, path)
     except Unsupported as reason:
@@ -407,7 +407,7 @@ def _parameters(model: nn.Module) -> int:
 
 
 def _lost_weights(spec: BlockSpec, new: nn.Module) -> int:
-    """Weights of the block, its projection included, that do not live on in the new one."""
+    """The number of weights of the block, its projection included, that the new one does not keep."""
     still_there = {id(p) for p in new.parameters()}
     modules = [*spec.branch, *([] if spec.shortcut is None else [spec.shortcut])]
     return sum(p.numel() for module in modules for p in module.parameters() if id(p) not in still_there)

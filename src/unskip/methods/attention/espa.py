@@ -1,7 +1,7 @@
 """Attention `espa`: exponential signal preserving attention, A ← D softmax(q kᵀ / √d_h + B), W_Q = 0 at the start.
 
 He et al. 2023, *Deep Transformers without Shortcuts*, arXiv:2302.10322, section 3.2. With orthogonal W_V W_O a layer
-turns the kernel Σ of the tokens into A Σ Aᵀ. E-SPA asks for Σ_l = (exp(-γ_l |i - j|))_ij behind layer l:
+turns the kernel Σ of the tokens into A Σ Aᵀ. E-SPA asks for Σ_l = (exp(-γ_l |i - j|))_ij after layer l:
 
     A_l = L_l L_{l-1}⁻¹,   Σ_l = L_l L_lᵀ       L_l the Cholesky factor for causal attention, else the symmetric root
     A_l = D P,             B = log P            D the sums of the rows, P has rows that sum to 1
@@ -22,11 +22,11 @@ from unskip.methods.attention.self_attention import AttentionSpec, SelfAttention
 
 torch.fx.wrap("rows_and_bias")  # one node of a symbolic trace (torch.fx), which knows no sizes
 
-GAMMA_L = 0.005  # behind the last layer
+GAMMA_L = 0.005  # after the last layer
 
 
 def gamma_of(layer: int, depth: int, gamma_L: float = GAMMA_L) -> float:
-    """γ_l behind `layer` of `depth` layers: infinite behind none, γ_L behind the last one."""
+    """γ_l after `layer` of `depth` layers: infinite before the first, γ_L after the last."""
     squared = (-math.expm1(-2 * gamma_L)) ** (layer / depth)  # α_l²
     return math.inf if layer == 0 else -math.log1p(-squared) / 2
 
@@ -48,6 +48,7 @@ def causal_attention(position: Tensor, before: float, after: float) -> Tensor:
 
 
 def alpha(gamma: float) -> float:
+    """α = √(1 - exp(-2γ))."""
     return math.sqrt(-math.expm1(-2 * gamma))
 
 
@@ -75,7 +76,7 @@ def symmetric_constant(tokens: int, before: float, after: float) -> Tensor:
 
 
 def rows_and_bias(q: Tensor, before: float, after: float, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """D, (T, 1), and B, (T, T), for queries q (B, heads, T, d_h)."""
+    """D, (T, 1), and B, (T, T), for queries of shape (B, heads, T, d_h)."""
     wide = torch.promote_types(q.dtype, torch.float32)
     if causal:
         matrix = causal_attention(torch.ones_like(q[0, 0, :, 0], dtype=wide).cumsum(0), before, after)

@@ -21,7 +21,7 @@ Rotary = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
-    """The self-attention of a block, taken apart. A reader makes it."""
+    """The parts of a block's self-attention. A reader makes it."""
 
     q: nn.Linear
     k: nn.Linear  # of fewer rows than q where heads share keys and values (grouped queries)
@@ -63,10 +63,10 @@ class SelfAttention(nn.Module):
         return attention
 
     def add_gains(self, **factory: Any) -> None:
-        """Adds the trained scalars of the method; none here."""
+        """Adds the trained gains of the method; none by default."""
 
     def start(self) -> None:
-        """Initialises the weights; here they stay those of the spec."""
+        """Initialises the weights; by default they stay those of the spec."""
 
     def set_logits_to_zero(self) -> None:
         """Zeroes W_Q, the shift of its norm and the bias of relative positions, so that A(X) is the uniform C."""
@@ -76,7 +76,7 @@ class SelfAttention(nn.Module):
                 nn.init.zeros_(parameter)
 
     def start_mlp(self, mlp: nn.Module) -> None:
-        """Initialises the MLP of the block, where the method says something about it."""
+        """Initialises the MLP of the block; by default it stays as it is."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None, rotary: Rotary | None = None) -> Tensor:
         """(B, T, C) to (B, T, C).
@@ -102,11 +102,11 @@ class SelfAttention(nn.Module):
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """A v for the attention matrix A of the method: here A(X)."""
+        """A v, for the attention matrix A of the method; A(X) by default."""
         return self.attend(q, k, v, mask)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None = None) -> Tensor:
-        """A(X) v, with `bias` added to the logits besides that of relative positions. It replaces causality."""
+        """A(X) v, with `bias` added to the logits, also to those of relative positions; it replaces the causal mask."""
         if self.bias is not None:
             mask = self.bias() if mask is None else self.bias() + mask
         if bias is not None:
@@ -118,11 +118,11 @@ class SelfAttention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
 
     def uniform(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """C v: the mean over the tokens that each one sees. A(X) is C for zero queries, to the last bit here too."""
+        """C v: the mean over the tokens that each one sees, bit for bit what A(X) v is for zero queries."""
         return self.softmax(torch.zeros_like(q), k, v, mask)
 
     def per_head(self, gain: Tensor) -> Tensor:
-        """(heads,) to what multiplies (B, heads, T, d_h)."""
+        """A gain by head, (heads,), in the shape that multiplies (B, heads, T, d_h)."""
         return gain[:, None, None]
 
 
