@@ -136,7 +136,7 @@ class CappedReLU(nn.Module):
 
 
 class Divisible(nn.Module):
-    """The identity on images whose sides are divisible by the window of an average pooling; refuses others."""
+    """Passes images whose sides are divisible by the window of an average pooling, and refuses all others."""
 
     def __init__(self, window: int) -> None:
         super().__init__()
