@@ -292,7 +292,8 @@ def _plainify(
             done[block] = reader.write(block, new)
             if mixer is not None:
                 mixed = ATTENTIONS[attention].build(mixer).train(block.training)
-                mixed.start_mlp(new)
+                if method.keeps_weights:  # else the MLP starts as the method says
+                    mixed.start_mlp(new)
                 mixer.write(done[block], mixed)
             model = _put(model, path, done[block])
             if getattr(new, "keeps_skip", False):
