@@ -2,6 +2,7 @@
 
 import copy
 import math
+from pathlib import Path
 
 import pytest
 import timm
@@ -10,6 +11,7 @@ import torchvision
 from torch import Tensor, fx, nn
 
 import unskip
+from unskip.io.network_file import save
 from unskip.methods import stacked
 from unskip.methods.attention import ATTENTIONS, AttentionSpec, SelfAttention
 from unskip.methods.attention.espa import GAMMA_L, causal_attention, gamma_of, symmetric_attention
@@ -311,6 +313,13 @@ def test_readers_keep_what_attention_of_shifted_windows_computes() -> None:
     for path, block in zip(plain.surgery.replaced, blocks_of(plain), strict=True):
         torch.testing.assert_close(block._attn(x), model.get_submodule(path)._attn(x))
     assert any(plain.layers[0].blocks[1].shift_size)
+
+
+def test_network_files_hold_folded_attention(tmp_path: Path) -> None:
+    folded = unskip.fold(unskip.plainify(BUILD["swin"](), "pnnh", attention="shaped").eval())
+    save(tmp_path / "swin.safetensors", folded, input_size=(3, 32, 32))
+    x = torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(unskip.load(tmp_path / "swin.safetensors")(x), folded(x))
 
 
 def test_huggingface() -> None:

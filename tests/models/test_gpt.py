@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import timm
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 import unskip
+from unskip.io.network_file import Header, save
 from unskip.models import ENTRIES, about
 
 NAMES = [name for name, entry in ENTRIES.items() if entry.reads == "tokens"]
@@ -46,6 +48,13 @@ def test_behaves_like_any_pytorch_network(name: str) -> None:
         assert model(ids).shape == (2, 16, 7)
     with pytest.raises(ValueError, match="has no feature maps of images"):
         create(name, features_only=True)
+
+
+@pytest.mark.parametrize("name", ["pnnh_gpt_small_char", "full_carry_gpt_small_char"])
+def test_network_files_hold_it(name: str, tmp_path: Path) -> None:
+    model, ids = create(name).eval(), torch.randint(65, (2, 16))
+    save(tmp_path / "gpt.safetensors", model, Header(network={"model": name, "options": SMALL}, input_size=(16,)))
+    assert torch.equal(unskip.load(tmp_path / "gpt.safetensors")(ids), model(ids))
 
 
 def test_what_the_names_stand_for() -> None:
