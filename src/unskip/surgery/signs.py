@@ -123,7 +123,9 @@ class _Signs(TorchDispatchMode):
     def holds(self, tensor: Any) -> bool:
         return isinstance(tensor, Tensor) and self.nonnegative.get(_storage(tensor), False)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         arguments = {a.name: a.default_value for a in func._schema.arguments}
         arguments |= dict(zip(arguments, args, strict=False)) | (kwargs or {})
         written = [arguments[a.name] for a in func._schema.arguments if a.alias_info and a.alias_info.is_write]
