@@ -165,7 +165,9 @@ def train_networks(settings: FrontierSettings, chosen: Sequence[str], folder: Pa
         for name in chosen:
             recipe = base.replace(model=NETWORKS[name], method="", options={})
             recipes[f"{name}_s{seed}"] = run_recipe(recipe, settings, seed, dataset=recipe.data.dataset)
-    train(recipes, settings, runs_folder(folder, settings.dataset, settings.length))
+    _, ended = train(recipes, settings, runs_folder(folder, settings.dataset, settings.length))
+    if ended is not None:
+        raise ended
 
 
 def bench_networks(settings: FrontierSettings, chosen: Sequence[str], folder: Path) -> None:

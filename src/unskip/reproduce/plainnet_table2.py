@@ -67,7 +67,14 @@ def select_rates(rows: list[Row], settings: Table2, folder: Path) -> dict[str, f
         if row.recipe is not None
         for lr in RATES
     }
-    runs = train(recipes, settings, folder / "select")
+    runs, ended = train(recipes, settings, folder / "select")
+    if ended is not None:
+        raise ended
+    if len(runs) < len(recipes):
+        raise ValueError(
+            f"reproduce: {len(recipes) - len(runs)} of the {len(recipes)} runs that choose the learning rates are not "
+            "in the folder; leave --no-train out."
+        )
 
     def error(row: Row, lr: float) -> float:
         found = runs[f"{row.name} lr {lr:g}"].val_error

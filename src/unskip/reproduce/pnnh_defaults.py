@@ -71,7 +71,7 @@ def defaults(settings: Defaults, folder: Path) -> Outcome:
         for row in rows
         if row.recipe is not None
     }
-    done = train(recipes, settings, folder / "runs")
+    done, ended = train(recipes, settings, folder / "runs")
     runs = {
         row.name: [done[name] for seed in range(settings.seeds) if (name := f"{row.name}_s{seed}") in done]
         for row in rows
@@ -96,6 +96,7 @@ def defaults(settings: Defaults, folder: Path) -> Outcome:
         lines=(*lines, *found),
         numbers={"rows": numbers, "versions": about},
         readme=(*lines, "", *found, "", "## How", how),
+        ended=ended,
     )
 
 

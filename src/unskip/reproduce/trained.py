@@ -27,6 +27,7 @@ from unskip.reproduce.papers import Cell
 from unskip.reproduce.registry import Outcome, Settings, between, one_of
 from unskip.train.many import Finished, finished, run_many
 from unskip.train.recipe import Recipe
+from unskip.train.trainer import TrainingInterrupted
 
 EPOCHS = between(1, 1_000_000, "; leave it out for the paper's number")
 DECAY = between(0, 100, "; leave it out for the paper's")
@@ -115,16 +116,29 @@ def chosen(rows: Sequence[Row], settings: Trained) -> list[Row]:
     return [row for row in rows if row.name in names or (row.recipe is None and not settings.rows)]
 
 
-def train(recipes: Mapping[str, Recipe], settings: Trained, folder: Path) -> dict[str, Finished]:
-    """Trains all recipes, several at once, reports progress on stderr, and accounts for the time in calls.jsonl."""
-    if not settings.train:
-        found = {name: finished(folder / name) for name in recipes}
-        return {name: run for name, run in found.items() if run is not None}
+def train(
+    recipes: Mapping[str, Recipe], settings: Trained, folder: Path
+) -> tuple[dict[str, Finished], TrainingInterrupted | None]:
+    """Trains all recipes, several at once, reports progress on stderr, and accounts for the time in calls.jsonl.
+
+    Returns the finished runs and, where training was stopped before the end of all, what to raise once they are shown.
+    """
+    ended: TrainingInterrupted | None = None
+    if settings.train and recipes:
+        try:
+            _train(recipes, settings, folder)
+        except TrainingInterrupted as pause:
+            ended = pause
+    found = {name: finished(folder / name) for name in recipes}
+    return {name: run for name, run in found.items() if run is not None}, ended
+
+
+def _train(recipes: Mapping[str, Recipe], settings: Trained, folder: Path) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     at_once = settings.at_once or (8 if settings.gpu else 1)
     began = time.perf_counter()
     try:
-        return run_many(
+        run_many(
             recipes,
             folder,
             data_dir=settings.data,
@@ -196,6 +210,7 @@ class TrainedTable:
     settings: Trained
     rows: Sequence[Row]
     runs: Mapping[str, Sequence[Finished]]  # by row, one for each seed
+    ended: TrainingInterrupted | None = None  # time was up before all of them
 
     def mean(self, row: str) -> float | None:
         """The mean test error of a row in percent; None where it was not run or diverged."""
@@ -277,6 +292,7 @@ class TrainedTable:
             numbers={"rows": rows, "versions": about_run},
             readme=tuple(readme),
             figure=figure,
+            ended=self.ended,
         )
 
 
@@ -289,13 +305,13 @@ def train_table(name: str, settings: Trained, rows: Sequence[Row], folder: Path)
         for row in rows
         if row.recipe is not None
     }
-    done = train(recipes, settings, folder / "runs")
+    done, ended = train(recipes, settings, folder / "runs")
     runs = {
         row.name: [run for seed in range(settings.seeds) if (run := done.get(f"{row.name}_s{seed}")) is not None]
         for row in rows
         if row.recipe is not None
     }
-    return TrainedTable(name, settings, rows, runs)
+    return TrainedTable(name, settings, rows, runs, ended)
 
 
 def flags(settings: Trained) -> str:

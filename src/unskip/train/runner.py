@@ -215,7 +215,7 @@ def finish(training: Training) -> Result:
         training.recalibrate_batchnorm()
     test_loss, test_error = training.evaluate(data.test)
     val_loss, val_error = (None, None) if data.val is None else training.evaluate(data.val)
-    sample = write_text(training) if data.vocabulary else ""
+    sample = write_text(training) if data.vocabulary and not training.results_only else ""
     result = Result(
         network=network,
         dataset=data.name,
@@ -232,14 +232,16 @@ def finish(training: Training) -> Result:
         out=str(folder.path),
         sample=sample,
     )
-    saving.write_weights(training, "weights.safetensors")
-    if training.main and recipe.run.quantize:
-        model = training.bare if training.ema is None else training.ema.module
-        write_network(folder.path / NETWORK, model, recipe, data)
+    if not training.results_only:
+        saving.write_weights(training, "weights.safetensors")
+        if training.main and recipe.run.quantize:
+            model = training.bare if training.ema is None else training.ema.module
+            write_network(folder.path / NETWORK, model, recipe, data)
+        if training.main:
+            guess = data.chance_loss if recipe.optimizer.loss == "cross_entropy" else None
+            picture = draw_curves(read_metrics(folder.metrics), f"{network} on {data.name}", guess)
+            folder.write("curves.png", picture)
     if training.main:
-        guess = data.chance_loss if recipe.optimizer.loss == "cross_entropy" else None
-        picture = draw_curves(read_metrics(folder.metrics), f"{network} on {data.name}", guess)
-        folder.write("curves.png", picture)
         folder.write("result.json", (json.dumps(asdict(result), indent=1) + "\n").encode())
     if result.stuck:
         training.display.say(
