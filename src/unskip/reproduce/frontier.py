@@ -193,6 +193,7 @@ def bench_networks(settings: FrontierSettings, chosen: Sequence[str], folder: Pa
         compile_workers=settings.at_once or (16 if settings.gpu else 0),
     )
     began, longest = time.monotonic(), 0.0
+    failed: dict[str, str] = {}
     for i in range(groups):
         group = left[i::groups]  # large and small ones in each
         start = time.monotonic()
@@ -202,10 +203,20 @@ def bench_networks(settings: FrontierSettings, chosen: Sequence[str], folder: Pa
         if len(specs) < 2:
             specs |= dict.fromkeys([NETWORKS["resnet18"]])
         found = training_columns(list(specs), setting)
-        longest = max(longest, time.monotonic() - start)
+        seconds = time.monotonic() - start
+        longest = max(longest, seconds)
         for name in group:
-            about = {"device": device_name(settings), "torch": torch.__version__, "seconds": round(longest, 1)}
-            write_json(folder / f"{name}.json", {**found[NETWORKS[name]], "about": about})
+            columns = found[NETWORKS[name]]
+            if error := columns.pop("train_error"):
+                failed[name] = error
+                continue
+            about = {"device": device_name(settings), "torch": torch.__version__, "seconds": round(seconds, 1)}
+            write_json(folder / f"{name}.json", {**columns, "about": about})
+    if failed:
+        reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
+        raise ValueError(
+            f"reproduce: {len(failed)} networks could not be timed, and the same command tries them again: {reasons}"
+        )
 
 
 def measure_each(
@@ -581,12 +592,12 @@ def _overlaps(a: tuple[float, float, float, float], b: tuple[float, float, float
 # ---------------------------------------------------------------- the page
 
 
-def recommended(table: Mapping[str, Mapping[str, Any]], error: str) -> list[str]:
-    """For each budget the networks of its frontier: the best within what each of them costs."""
+def recommended(table: Mapping[str, Mapping[str, Any]], key: str) -> list[str]:
+    """For each budget the networks of its frontier by validation error, with their test errors."""
     lines = ["| budget | best networks, from the cheapest to the most accurate: cost, test error % |", "|---|---|"]
     for name, cost in BUDGETS.items():
-        at = points(table, cost, error)
-        cells = [f"{n} ({abs(at[n][0]):,.4g}: {at[n][1]:.2f})" for n in pareto(at)]
+        at = points(table, cost, f"{key}-val_error")
+        cells = [f"{n} ({abs(at[n][0]):,.4g}: {table[n][f'{key}-test_error']:.2f})" for n in pareto(at)]
         if cells:
             lines.append(f"| {name}: {cost.label} | {', '.join(cells)} |")
     return lines
@@ -613,7 +624,7 @@ def write_page(folder: Path, table: Mapping[str, Mapping[str, Any]], files: Mapp
         "All networks have one recipe, one stem and equal epochs. The line joins those that no other beats in both.",
         "",
     ]
-    text += ["## Recommended", "", *recommended(table, f"{main}-test_error"), ""]
+    text += ["## Recommended", "", *recommended(table, main), ""]
     for key in keys:
         text += [f"## {key}", ""]
         text += [f"![{key}, error against {budget}](figures/frontier-{key}-{budget}.png)\n" for budget in COSTS]
