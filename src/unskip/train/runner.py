@@ -38,7 +38,7 @@ class Result:
     dataset: str
     test_error: float  # percent, of the weights that the recipe keeps
     test_loss: float  # cross-entropy
-    test_images: int
+    test_images: int  # of a text its tokens
     val_error: float | None  # percent, of the same weights
     val_loss: float | None
     parameters: int  # trained
@@ -135,6 +135,12 @@ def train_one(
 
     `more` goes to Training.
     """
+    start = recipe.network
+    if recipe.run.quantize and model is None and not (start.pretrained or start.init_from):
+        raise ValueError(
+            f"recipe: quantize={recipe.run.quantize} goes on with a trained network, and {start} would start from random "
+            "weights. Give init_from (--init-from RUN) or pretrained."
+        )
     own = "" if model is None else type(model).__name__
     model = build(recipe, data) if model is None else model
     try_out(model, data)
@@ -221,7 +227,7 @@ def finish(training: Training) -> Result:
         dataset=data.name,
         test_error=test_error,
         test_loss=test_loss,
-        test_images=len(data.test),
+        test_images=training.feed.count(data.test) * (data.image_size if data.vocabulary else 1),
         val_error=val_error,
         val_loss=val_loss,
         parameters=sum(p.numel() for p in training.bare.parameters() if p.requires_grad),
