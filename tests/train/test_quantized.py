@@ -57,7 +57,7 @@ def test_training_in_few_bits_wins_accuracy_back(trained: Path, digits: DataSet,
 
 def test_random_weights_are_refused(digits: DataSet, tmp_path: Path) -> None:
     """Their norms have no statistics, and their ranges say nothing."""
-    with pytest.raises(ValueError, match=r"quantize=8 goes on with a trained network, and resnet20 would start from"):
+    with pytest.raises(ValueError, match=r"quantize=8 needs a trained network to start from, and resnet20"):
         run(recipe(quantize=8), data=digits, out=tmp_path / "run", silent=True)
 
 

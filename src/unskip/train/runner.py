@@ -138,7 +138,7 @@ def train_one(
     start = recipe.network
     if recipe.run.quantize and model is None and not (start.pretrained or start.init_from):
         raise ValueError(
-            f"recipe: quantize={recipe.run.quantize} goes on with a trained network, and {start} would start from random "
+            f"recipe: quantize={recipe.run.quantize} needs a trained network to start from, and {start} has random "
             "weights. Give init_from (--init-from RUN) or pretrained."
         )
     own = "" if model is None else type(model).__name__
