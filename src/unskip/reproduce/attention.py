@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from matplotlib.figure import Figure
 
 from unskip.reproduce.registry import Outcome, between, one_of, reproduction
-from unskip.reproduce.trained import Trained, flags, train
+from unskip.reproduce.trained import Trained, flags, train, with_time_left
 from unskip.train.many import Finished
 from unskip.train.optim import CAPTURABLE
 from unskip.train.recipe import Recipe, load_recipe
@@ -147,9 +147,7 @@ def attention(settings: AttentionSettings, folder: Path) -> Outcome:
             for seed in range(1, settings.seeds)
             for cell, rate in chosen.items()
         }
-        passed = (time.monotonic() - began) / 60
-        left = None if settings.minutes is None else max(0.0, settings.minutes - passed)
-        found, ended = train(more, replace(settings, minutes=left), folder / "runs")
+        found, ended = train(more, with_time_left(settings, began), folder / "runs")
         runs |= found
     return replace(outcome(settings, chosen, rates, runs), ended=ended)
 

@@ -9,11 +9,11 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 from matplotlib.figure import Figure
@@ -68,6 +68,9 @@ class Trained(Settings):
     @property
     def gpu(self) -> bool:
         return self.device != "cpu" and torch.cuda.is_available()
+
+
+T = TypeVar("T", bound=Trained)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +134,13 @@ def train(
             ended = pause
     found = {name: finished(folder / name) for name in recipes}
     return {name: run for name, run in found.items() if run is not None}, ended
+
+
+def with_time_left(settings: T, began: float) -> T:
+    """The settings of a second training in one call, which began at this time.monotonic()."""
+    if settings.minutes is None:
+        return settings
+    return replace(settings, minutes=max(0.0, settings.minutes - (time.monotonic() - began) / 60))
 
 
 def _train(recipes: Mapping[str, Recipe], settings: Trained, folder: Path) -> None:
