@@ -260,7 +260,7 @@ class DeviceFeed(Feed):
 class TextFeed(Feed):
     """A text on the device, cut into pieces of `context` tokens; an epoch draws where the first begins, and the order.
 
-    Labels are the tokens behind those of the input, one for each.
+    The label of each token is the one after it.
     """
 
     def __post_init__(self) -> None:

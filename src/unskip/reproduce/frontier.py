@@ -7,7 +7,7 @@ those without skips, trained by one recipe (frontier.toml has the networks):
     --step bench    training images/s and peak memory, compiled, 224 px, the same stem on all sides
     --step count    parameters, MACs and peak of activations of the plain form, one image of 224 px
     --step latency  of the plain form, one image in onnxruntime on one thread of a CPU
-    --step show     nothing
+    --step show     measures nothing, and shows what is there
 
 Each step goes on where it stopped, in OUT/frontier, and then writes what is there: README.md, results.json,
 frontier.csv and, for each data set and length, three pictures. What is chosen is chosen by validation images; test
@@ -49,7 +49,7 @@ from unskip.reproduce.frontier_columns import (
 from unskip.reproduce.registry import Outcome, as_png, one_of, reproduction
 from unskip.reproduce.trained import Trained, flags, run_recipe, train, versions
 from unskip.train.checkpoint import write_atomically
-from unskip.train.many import Finished, finished
+from unskip.train.many import finished
 from unskip.train.recipe import Recipe, load_recipe
 from unskip.train.trainer import TrainingInterrupted
 
@@ -296,13 +296,8 @@ def trained_columns(folder: Path, name: str, prefix: str) -> dict[str, Any]:
     if not runs:
         return {}
     columns: dict[str, Any] = {f"{prefix}-n": len(runs), f"{prefix}-diverged": sum(r.test_error is None for r in runs)}
-    values: dict[str, Callable[[Finished], float | None]] = {
-        "test_error": lambda run: run.test_error,
-        "val_error": lambda run: run.val_error,
-        "val_loss": lambda run: run.val_loss,
-    }
-    for key, value in values.items():
-        found = [number for run in runs if (number := value(run)) is not None]
+    for key in ("test_error", "val_error", "val_loss"):
+        found = [number for run in runs if (number := getattr(run, key)) is not None]
         if found:
             columns[f"{prefix}-{key}"] = statistics.fmean(found)
             columns[f"{prefix}-{key}_sd"] = statistics.stdev(found) if len(found) > 1 else None
