@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from unskip.reproduce import reproduce
-from unskip.reproduce.proofs import _cifar, _official, akamaster, mlperf_resnet8
+from unskip.reproduce.proofs import _cifar, _tensorflow_js, _tflite, akamaster, keras_mobilenet_v2, mlperf_resnet8
 
 DATA = Path(os.environ.get("UNSKIP_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 there = pytest.mark.skipif(not (DATA / "trained").is_dir(), reason="UNSKIP_SHARED_DATA names the folder with trained/")
@@ -35,7 +35,9 @@ def test_a_python_without_an_interpreter_is_named(tmp_path: Path) -> None:
     script.chmod(0o755)
     file = DATA / "trained" / "mlperf_tiny_resnet8.tflite"
     with pytest.raises(ValueError, match=r"could not run mlperf_tiny_resnet8.tflite: .*No module named tensorflow"):
-        _official(file, torch.nn.Flatten(), torch.zeros(1, 3, 32, 32), script)
+        _tflite(file, torch.zeros(1, 3, 32, 32), script)
+    with pytest.raises(ValueError, match=r"node could not run nsfwjs' network in --node .*leave it out to skip"):
+        _tensorflow_js(tmp_path, torch.zeros(1, 3, 8, 8), tmp_path)
 
 
 def test_what_is_missing_is_said_first(tmp_path: Path) -> None:
@@ -43,3 +45,7 @@ def test_what_is_missing_is_said_first(tmp_path: Path) -> None:
         reproduce("proofs", out=tmp_path)
     with pytest.raises(ValueError, match="--rows has 'resnet9'; the networks are resnet8, resnet20"):
         reproduce("proofs", out=tmp_path, data=tmp_path, rows="resnet9")
+    with pytest.raises(ValueError, match="--rows has 'mobilenetv2', which needs --nsfwjs: the folder"):
+        reproduce("proofs", out=tmp_path, data=tmp_path, rows="mobilenetv2")
+    with pytest.raises(ValueError, match=r"--nsfwjs .* holds no model.min.js. `npm pack nsfwjs@4.3.0` fetches"):
+        keras_mobilenet_v2(tmp_path)

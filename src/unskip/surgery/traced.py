@@ -28,7 +28,7 @@ from unskip._core.errors import reason
 from unskip._core.layers import altered, inherits
 from unskip.methods.pieces import PadShortcut, Permute, Residual, Scale, Shift, Transpose
 from unskip.methods.spec import LAYERS, NO_OPS, NORMS, BlockSpec, Unsupported, is_activation
-from unskip.surgery.tracing import line_here, user_line
+from unskip.surgery.tracing import InputTracer, line_here, other_arguments, user_line
 from unskip.surgery.verify import difference
 
 EXACT = 1e-9  # relative, in float64
@@ -71,7 +71,7 @@ FUNCTIONS: dict[str, Callable[..., nn.Module | None]] = {
 }
 
 
-class _Follower(fx.Tracer):
+class _Follower(InputTracer):
     """Follows one forward; every module that it calls is a leaf."""
 
     proxy_buffer_attributes = True
@@ -303,8 +303,7 @@ class Flow:
 
 def _defaults(module: nn.Module) -> dict[str, Any]:
     """The arguments behind the first, at their defaults."""
-    others = list(inspect.signature(module.forward).parameters.values())[1:]
-    return {p.name: p.default for p in others if p.default is not p.empty}
+    return {p.name: p.default for p in other_arguments(module) if p.default is not p.empty}
 
 
 def _name(node: fx.Node) -> str:
