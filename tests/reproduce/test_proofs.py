@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import unskip
 from unskip.reproduce import reproduce
 from unskip.reproduce.proofs import _cifar, _tensorflow_js, _tflite, akamaster, keras_mobilenet_v2, mlperf_resnet8
+from unskip.ship import fold, prune
 
 DATA = Path(os.environ.get("UNSKIP_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 there = pytest.mark.skipif(not (DATA / "trained").is_dir(), reason="UNSKIP_SHARED_DATA names the folder with trained/")
@@ -26,6 +28,22 @@ def test_published_weights_fit_and_classify() -> None:
         with torch.no_grad():
             assert (network(images.x).argmax(1) == images.y).float().mean() > 0.8
         assert images.calibrate.shape == (512, 3, 32, 32)
+
+
+@there
+def test_rm_of_mlperf_resnet8_has_the_fewest_channels() -> None:
+    """A hidden channel for each of the branch's, which bend apart, and one for each dimension that the skip carries."""
+    network = mlperf_resnet8(DATA / "trained" / "mlperf_tiny_resnet8.npz")
+    plain = prune(fold(unskip.plainify(network, "rm")))
+    macs = 32 * 32 * 9 * 3 * 16 + 64 * 10
+    for block, side in zip(network.blocks, (32, 16, 8), strict=True):
+        c_out, c_in = block.conv1.weight.shape[:2]
+        skip = torch.eye(c_in) if block.stride == 1 else block.shortcut.weight.flatten(1)
+        macs += side**2 * 9 * (c_in + c_out) * (c_out + int(torch.linalg.matrix_rank(skip)))
+    cost = unskip.cost(network, "rm")
+    assert cost.after.macs == macs
+    assert not plain.pruning.removed
+    assert macs / cost.before.macs == pytest.approx(1.64, abs=0.005)
 
 
 @there

@@ -558,7 +558,7 @@ def compare(block: nn.Module, parts: nn.Module, spec: BlockSpec, line: str = "")
         if proved == 2:
             return
     if not proved:
-        raise Unsupported(f"no input was found that it takes, to prove its parts on{_at(line)}")
+        raise Unsupported(f"no input was found that it takes, to prove on it what was read{_at(line)}")
 
 
 def _call(module: nn.Module, x: Tensor) -> Any:
@@ -576,11 +576,13 @@ def _shapes(spec: BlockSpec) -> Iterator[tuple[int, ...]]:
     modules = [m for part in (*spec.pre, *spec.branch) for m in part.modules()]
     sizes = [m.normalized_shape[-1] for m in modules if isinstance(m, nn.LayerNorm)]
     sizes += [m.num_features for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    sizes += [m.in_channels for m in modules if isinstance(m, nn.Conv1d | nn.Conv2d)]
+    sizes += [m.in_channels for m in modules if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
     sizes += [m.in_features for m in modules if isinstance(m, nn.Linear)]
     for width in dict.fromkeys(sizes):
         if any(isinstance(m, nn.Conv1d) for m in modules):
             yield from ((width, 16), (width, 13))
+        if any(isinstance(m, nn.Conv3d) for m in modules):
+            yield from ((width, 4, 6, 8), (width, 3, 5, 7))
         yield from ((width, 8, 6), (width, 5, 7), (width, 4, 10), (8, 6, width), (width,), (6, width))
         yield from ((other, width) for other in dict.fromkeys(sizes))
 
