@@ -30,6 +30,7 @@ from unskip.ship.export import (
     INPUT,
     OPSET,
     SCOPES,
+    Run,
     check_example,
     export,
     need_onnx,
@@ -77,6 +78,11 @@ class Accuracy:
     after: float | None
     agreement: float  # percent of the answers that are the same from both; of a classifier one for each input
     sqnr: float  # dB, of all outputs
+    error: float = 0.0  # points, the standard error of the loss: inputs whose answer became right or wrong
+
+    def exceeds(self, limit: float) -> bool:
+        """Whether more than `limit` points are lost, and not by the chance of few inputs (two standard errors)."""
+        return not self.loss - 2 * self.error <= limit
 
     @property
     def loss(self) -> float:
@@ -111,7 +117,8 @@ class Quantized:
         if a.before is not None and a.after is not None:
             lines.append(
                 f"Accuracy on {a.inputs:,} inputs: {a.before:.2f} % before, {a.after:.2f} % after "
-                f"({a.after - a.before:+.2f} points); the same answer for {a.agreement:.2f} %."
+                f"({a.after - a.before:+.2f} points, standard error {a.error:.2f}); the same answer for "
+                f"{a.agreement:.2f} %."
             )
         else:
             lines.append(f"The same answer as before for {a.agreement:.2f} % of {a.inputs:,} inputs (no labels given).")
@@ -155,7 +162,8 @@ def quantize(
             layer, for which nothing is equalised.
         residual: the network that `model` was made of, in eval mode, to be quantised in the same way and shown beside
             it; no file is kept.
-        limit: points of accuracy that may be lost; without `test`, percent of answers that may change.
+        limit: points of accuracy that may be lost, and two standard errors more, which is what few test inputs can't
+            tell from none; without `test`, percent of answers that may change.
         opset: of ONNX.
         metadata: what else the file is to say.
         force: whether a file that is there may be replaced.
@@ -198,16 +206,16 @@ def quantize(
         made = _make(model, inputs, how, Path(folder), metadata)
         beside = None
         if residual is None:
-            (accuracy,) = _compare(made.float_file, [made.int8_file], pairs)
+            (accuracy,) = _compare(_runs(made.float_file, made.int8_file), pairs)
         else:
             (Path(folder) / "residual").mkdir()
             other = _make(_without_norms(residual, inputs), inputs, how, Path(folder) / "residual", None)
             pairs = list(pairs)
             if _alike(made.float_file, other.float_file, inputs[:EXAMPLE]):
-                accuracy, beside = _compare(made.float_file, [made.int8_file, other.int8_file], pairs)
+                accuracy, beside = _compare(_runs(made.float_file, made.int8_file, other.int8_file), pairs)
             else:  # trained on since
-                (accuracy,) = _compare(made.float_file, [made.int8_file], pairs)
-                (beside,) = _compare(other.float_file, [other.int8_file], pairs)
+                (accuracy,) = _compare(_runs(made.float_file, made.int8_file), pairs)
+                (beside,) = _compare(_runs(other.float_file, other.int8_file), pairs)
         layers = _layer_noise(made.float_file, made.int8_file, inputs[: _few(inputs)])
         data, said = _with_metadata(made, accuracy, how, len(inputs))
         result = Quantized(
@@ -215,7 +223,7 @@ def quantize(
             bytes_before=made.float_file.stat().st_size, bytes_after=len(data), metadata=said, equalized=made.equalized,
             corrected=made.corrected, residual=beside,
         )  # fmt: skip
-    if not accuracy.loss <= limit:
+    if accuracy.exceeds(limit):
         what = "points of accuracy would be lost" if accuracy.before is not None else "% of the answers would change"
         raise ValueError(
             f"quantize: {accuracy.loss:.2f} {what}, more than limit={limit:g}, so nothing was written. More or other "
@@ -362,17 +370,18 @@ def _pairs(test: Labelled, shape: torch.Size) -> Iterator[tuple[Tensor, Tensor]]
 
 def _alike(a: Path, b: Path, x: Tensor) -> bool:
     """Whether two float files are one function, but for rounding."""
-    outputs = [onnx_runner(file.read_bytes())(x.contiguous()) for file in (a, b)]
+    outputs = [run(x.contiguous()) for run in _runs(a, b)]
     return outputs[0].shape == outputs[1].shape and difference(*outputs).relative < SAME
 
 
-def _compare(
-    float_file: Path, int8_files: Sequence[Path], batches: Iterable[tuple[Tensor, Tensor | None]]
-) -> list[Accuracy]:
-    """The accuracy of each INT8 file beside that of the float one."""
-    runs = [onnx_runner(file.read_bytes()) for file in (float_file, *int8_files)]
+def _runs(*files: Path) -> list[Run]:
+    return [onnx_runner(file.read_bytes()) for file in files]
+
+
+def _compare(runs: Sequence[Run], batches: Iterable[tuple[Tensor, Tensor | None]]) -> list[Accuracy]:
+    """The accuracy of each network but the first, which is the float one, beside that of the first."""
     total = answers = 0  # a network that answers for each pixel has more answers than inputs
-    right, same, noise = [0] * len(runs), [0] * len(runs), [0.0] * len(runs)
+    right, turned, same, noise = [0] * len(runs), [0] * len(runs), [0] * len(runs), [0.0] * len(runs)
     signal = 0.0
     labelled = False
     for x, labels in batches:
@@ -392,20 +401,23 @@ def _compare(
             )
         signal += float(outputs[0].double().square().sum())
         total += len(x)
-        answers += outputs[0].argmax(1).numel()
+        before = outputs[0].argmax(1)
+        answers += before.numel()
         for i, y in enumerate(outputs):
+            after = y.argmax(1)
             noise[i] += float((y - outputs[0]).double().square().sum())
-            same[i] += int((y.argmax(1) == outputs[0].argmax(1)).sum())
+            same[i] += int((after == before).sum())
             if labels is not None:
                 labelled = True
-                right[i] += int((y.argmax(1) == labels).sum())
+                right[i] += int((after == labels).sum())
+                turned[i] += int(((after == labels) != (before == labels)).sum())
     if not total:
         raise ValueError("quantize: test has no inputs.")
     shares = [100 * n / total if labelled else None for n in right]
     return [
         Accuracy(
             inputs=total, before=shares[0], after=shares[i], agreement=100 * same[i] / answers,
-            sqnr=decibel(signal, noise[i]),
+            sqnr=decibel(signal, noise[i]), error=100 * turned[i] ** 0.5 / total,
         )
         for i in range(1, len(runs))
     ]  # fmt: skip
