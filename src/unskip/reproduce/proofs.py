@@ -8,7 +8,7 @@ import base64
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -36,7 +36,6 @@ NAME = "proofs"
 CALIBRATION = 512  # training images
 PHOTOS = 256  # test images of nsfwjs' network, whose answers on half as many others calibrate it
 RUN_AGAIN = 16  # of them are run by TensorFlow.js, seconds each
-BITS: tuple[Literal[7, 8], ...] = (7, 8)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of akamaster's and torchvision's networks
 # Runs a .tflite file in a Python that has an interpreter for it.
 INTERPRETER = """
@@ -74,6 +73,7 @@ class Proofs(Settings):
     data: Annotated[Path | None, "the folder with trained/, cifar10/ and imagenette64/"] = None
     rows: Annotated[str, "networks, with commas between; empty: all"] = ""
     images: Annotated[int | None, "test images of each; all unless given", between(1, 1_000_000)] = None
+    bits: Annotated[Literal["7,8", "7", "8", "none"], "of weights in INT8; none: float alone"] = "7,8"
     python: Annotated[
         Path | None, "a Python with ai-edge-litert or tensorflow, which runs MLPerf's .tflite; skipped unless given"
     ] = None
@@ -347,22 +347,22 @@ class Proof:
     official: float | None = None  # largest difference of probabilities to the file that is published
 
     def cells(self) -> list[str]:
-        first = self.files[BITS[0]].accuracy
         row = [self.label, f"{self.macs:.2f} / {self.parameters:.2f}", f"{self.exact:.0e}", f"{self.exported:.0e}"]
-        row.append(f"{first.before:.2f}")
-        for bits in BITS:
-            q = self.files[bits]
+        before = next((q.accuracy.before for q in self.files.values()), None)
+        row.append("-" if before is None else f"{before:.2f}")
+        for q in self.files.values():
             assert q.residual is not None
             for a in (q.residual, q.accuracy):
-                row.append(f"{a.after:.2f} ({a.after - first.before:+.2f}; {a.sqnr:.1f} dB)")  # type: ignore[operator]
+                row.append(f"{a.after:.2f} ({a.after - before:+.2f}; {a.sqnr:.1f} dB)")  # type: ignore[operator]
         return row
 
 
 HEAD = ["network", "rm: MACs / parameters", "rm, float64", "ONNX, float32", "float"]
-HEAD += [f"{bits} bits, {kind}" for bits in BITS for kind in ("residual", "rm")]
 
 
-def prove(label: str, network: nn.Module, images: Images, folder: Path) -> tuple[Proof, nn.Module]:
+def prove(
+    label: str, network: nn.Module, images: Images, folder: Path, bits: Sequence[Literal[7, 8]]
+) -> tuple[Proof, nn.Module]:
     """Removes the skips, folds, exports and quantises; the files are in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     example = images.calibrate[:8]
@@ -370,13 +370,13 @@ def prove(label: str, network: nn.Module, images: Images, folder: Path) -> tuple
     folded = fold(plain, example=example)
     exported = export(folded, folder / "plain.onnx", example=example, force=True)
     files = {
-        bits: quantize(
-            folded, folder / f"int{bits}.onnx", calibrate=images.calibrate, test=(images.x, images.y), bits=bits,
+        b: quantize(
+            folded, folder / f"int{b}.onnx", calibrate=images.calibrate, test=(images.x, images.y), bits=b,
             residual=network, limit=100.0, force=True,
         )
-        for bits in BITS
+        for b in bits
     }  # fmt: skip
-    files = {bits: replace(found, path=Path(found.path).name) for bits, found in files.items()}  # not this machine's
+    files = {b: replace(found, path=Path(found.path).name) for b, found in files.items()}  # not this machine's
     done: Any = plain.conversion
     assert done.cost.before.macs is not None
     return Proof(
@@ -474,13 +474,15 @@ def proofs(settings: Proofs, folder: Path) -> Outcome:
             "reproduce: --rows has 'mobilenetv2', which needs --nsfwjs: the folder dist/models/mobilenet_v2 of "
             "nsfwjs 4.3.0, which `npm pack nsfwjs@4.3.0` fetches."
         )
+    bits: list[Literal[7, 8]] = [b for b in (7, 8) if str(b) in settings.bits]  # type: ignore[misc]
+    head = [*HEAD, *(f"{b} bits, {kind}" for b in bits for kind in ("residual", "rm"))]
     found: dict[str, Proof] = {}
-    lines = [f"| {' | '.join(HEAD)} |", f"|---{'|---:' * (len(HEAD) - 1)}|"]
+    lines = [f"| {' | '.join(head)} |", f"|---{'|---:' * (len(head) - 1)}|"]
     notes = []
     for name in chosen:
         label, make = rows[name]
         network, images = make()
-        proof, folded = prove(label, network, images, folder / name)
+        proof, folded = prove(label, network, images, folder / name, bits)
         found[name] = proof
         lines.append(f"| {' | '.join(proof.cells())} |")
         notes.append(f"{label}: {len(images.x):,} test images.")
@@ -492,7 +494,8 @@ def proofs(settings: Proofs, folder: Path) -> Outcome:
             x = images.x
             theirs = _tflite(trained / "mlperf_tiny_resnet8.tflite", x, settings.python)
         elif name == "mobilenetv2":
-            notes.append("It has no labelled images here: what the float network answers counts as right.")
+            if bits:
+                notes.append("It has no labelled images here: what the float network answers counts as right.")
             file = "nsfwjs' published files by TensorFlow.js"
             if settings.node is None:
                 notes.append(f"{file} were not run: --node names a folder with @tensorflow/tfjs.")
