@@ -40,7 +40,7 @@ def test_a_trained_torchvision_network_becomes_int8_onnx(tmp_path: Path) -> None
     write_folder(tmp_path / "FOLDER", ("",), 10)
     shown = paste(
         "unskip plainify torchvision:resnet18 --weights my_resnet18.pth --num-classes 4 --method rm "
-        "-o plain.safetensors && unskip export plain.safetensors --int8 --calibrate FOLDER -o net.onnx --limit 100",
+        "-o plain.safetensors && unskip export plain.safetensors --int8 --calibrate FOLDER -o net.onnx",
         tmp_path,
     )
     assert "\nThe networks agree: " in shown

@@ -107,7 +107,7 @@ def plainify(
         return _plainify(copy, how, example, strict=strict, attention=attention, original=model)
     original = in_float64("plainify", model)
     plain = _plainify(copied("plainify", original), how, example, strict=strict, original=model)
-    x = find_example("plainify", plain, example)  # which may ask for more than the original: even sides
+    x = find_example("plainify", original, example, plain)  # either may ask for more: even sides
     _refuse_range(plain, x)
     error = prove("plainify", original, plain, x)
     plain.surgery = replace(plain.surgery, exact=error)  # type: ignore[type-var]
@@ -254,8 +254,9 @@ def _plainify(
         if number == 0 and all(isinstance(spec, BlockSpec) and not spec.skip for *_, spec in blocks):
             _refuse(
                 ValueError(
-                    f"plainify: {name} has no residual connection that can be removed: it is plain already, or what it "
-                    "adds can't be read (docs/extending.md says what a block of your own needs)."
+                    f"plainify: {name} has no residual connection that can be removed: it is plain already, joins "
+                    "tensors by torch.cat instead of adding them (DenseNet, ShuffleNet, U-Net), or what it adds can't "
+                    "be read (docs/extending.md says what a block of your own needs)."
                 ),
                 strict,
             )

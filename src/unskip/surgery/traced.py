@@ -29,7 +29,7 @@ from unskip._core.errors import reason
 from unskip._core.layers import altered, inherits
 from unskip.methods.pieces import PadShortcut, Permute, Residual, Scale, Shift, Transpose
 from unskip.methods.spec import LAYERS, NO_OPS, NORMS, BlockSpec, Unsupported, is_activation
-from unskip.surgery.tracing import line_here, user_line
+from unskip.surgery.tracing import InputTracer, line_here, other_arguments, user_line
 from unskip.surgery.verify import difference
 
 EXACT = 1e-9  # relative, in float64
@@ -96,7 +96,7 @@ for _operator in IN_PLACE:
     setattr(_Proxy, f"__{_operator}__", _recorded(getattr(operator, _operator)))
 
 
-class _Follower(fx.Tracer):
+class _Follower(InputTracer):
     """A tracer that treats every module as a leaf and keeps the line of code of each node."""
 
     proxy_buffer_attributes = True
@@ -362,8 +362,7 @@ class Flow:
 
 def _defaults(module: nn.Module) -> dict[str, Any]:
     """The default values of all arguments but the first."""
-    others = list(inspect.signature(module.forward).parameters.values())[1:]
-    return {p.name: p.default for p in others if p.default is not p.empty}
+    return {p.name: p.default for p in other_arguments(module) if p.default is not p.empty}
 
 
 def _name(node: fx.Node) -> str:
@@ -633,7 +632,7 @@ def compare(block: nn.Module, parts: nn.Module, spec: BlockSpec, line: str = "")
         if proved == 2:
             return
     if not proved:
-        raise Unsupported(f"no input was found that it takes, to prove its parts on{_at(line)}")
+        raise Unsupported(f"no input was found that it takes, to prove on it what was read{_at(line)}")
 
 
 def _call(module: nn.Module, x: Tensor) -> Any:
@@ -651,11 +650,13 @@ def _shapes(spec: BlockSpec) -> Iterator[tuple[int, ...]]:
     modules = [m for part in (*spec.pre, *spec.branch) for m in part.modules()]
     sizes = [m.normalized_shape[-1] for m in modules if isinstance(m, nn.LayerNorm)]
     sizes += [m.num_features for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    sizes += [m.in_channels for m in modules if isinstance(m, nn.Conv1d | nn.Conv2d)]
+    sizes += [m.in_channels for m in modules if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
     sizes += [m.in_features for m in modules if isinstance(m, nn.Linear)]
     for width in dict.fromkeys(sizes):
         if any(isinstance(m, nn.Conv1d) for m in modules):
             yield from ((width, 16), (width, 13))
+        if any(isinstance(m, nn.Conv3d) for m in modules):
+            yield from ((width, 4, 6, 8), (width, 3, 5, 7))
         yield from ((width, 8, 6), (width, 5, 7), (width, 4, 10), (8, 6, width), (width,), (6, width))
         yield from ((other, width) for other in dict.fromkeys(sizes))
 
