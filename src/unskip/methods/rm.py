@@ -136,7 +136,7 @@ class CappedReLU(nn.Module):
 
 
 class Divisible(nn.Module):
-    """Passes images (or series) whose sides are divisible by the window of an average pooling, and refuses all others."""
+    """Passes images or series whose sides the window of an average pooling divides, and refuses all others."""
 
     def __init__(self, window: int) -> None:
         super().__init__()
