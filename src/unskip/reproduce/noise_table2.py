@@ -5,10 +5,12 @@ In exact arithmetic p = T(r) holds after every update. Here is how far rounding 
 float32, update by update.
 """
 
-import json
+import math
 import tempfile
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,20 +19,22 @@ from torch import nn
 
 from unskip._core.drawing import FAINT, OTHER, PLAIN, RESIDUAL, dress, legend, panels
 from unskip.data.sets import DataSet
-from unskip.models import create_model, to_plain
+from unskip.models import to_plain
+from unskip.models.simplified import simplified_net
 from unskip.reproduce.images import DataPath, Dataset, load_set
 from unskip.reproduce.papers import paper_table
-from unskip.reproduce.registry import SEED, Outcome, Settings, between, one_of, reproduction
+from unskip.reproduce.registry import SEED, Limit, Outcome, Settings, between, one_of, reproduction
 
 PRECISIONS = {"fp64": "float64", "fp32": "float32"}
 PROMISED = 1e-9  # largest difference of a weight in float64
+DEPTHS = Limit(range(5, 10_000, 3).__contains__, "3N + 2, for instance 8, 20, 32 or 44")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table2(Settings):
     """What can be set."""
 
-    depth: Annotated[int, "layers of both networks: 20, 32 or 44", one_of(20, 32, 44)] = 20
+    depth: Annotated[int, "layers of both networks: 3N + 2; the paper has 20, 32 and 44", DEPTHS] = 20
     epochs: Annotated[int, "epochs of training; the paper's table has 200", between(1, 1_000_000)] = 1
     batch: Annotated[int, "images in an update", between(1, 1_000_000)] = 128
     lr: Annotated[float, "learning rate, constant", between(1e-12, 100)] = 0.01
@@ -38,6 +42,9 @@ class Table2(Settings):
     dataset: Dataset = "digits"
     data: DataPath = None
     seed: Annotated[int, "seed of weights, order and augmentation", SEED] = 0
+    minutes: Annotated[
+        float | None, "stop each precision after so many minutes, and say how far it came", between(0, 1e6)
+    ] = None
 
 
 def largest_difference(residual: nn.Module, plain: nn.Module) -> float:
@@ -61,26 +68,28 @@ def train_pair(settings: Table2, precision: str, data: DataSet, folder: Path) ->
         log_steps=1,
     )  # fmt: skip
     torch.manual_seed(settings.seed)
-    shape = {"num_classes": data.classes, "in_chans": data.channels}
-    residual = create_model(f"simplified_resnet{settings.depth}", **shape)
-    residual = residual.to(torch.float64 if precision == "fp64" else torch.float32)
+    residual = simplified_net(settings.depth, residual=True, num_classes=data.classes, in_chans=data.channels)
+    residual.to(torch.float64 if precision == "fp64" else torch.float32)
     plain = to_plain(residual)
-    models = {"resnet": residual, "plain": plain}
+    models: dict[str, nn.Module] = {"resnet": residual, "plain": plain}
     differences = [largest_difference(residual, plain)]
-    ends: dict[str, Any] = {}
+    results: dict[str, Any] = {}
+    deadline = math.inf if settings.minutes is None else time.monotonic() + 60 * settings.minutes
     with seeded_run(recipe.run):
         runs = {
             kind: train_one(recipe, model=model, data=data, out=folder / kind, resume="never", silent=True)
             for kind, model in models.items()
         }
 
-        def updates(kind: str) -> Any:
-            ends[kind] = yield from runs[kind]
+        def updates(kind: str) -> Iterator[None]:
+            results[kind] = yield from runs[kind]
 
-        for _, step in zip(zip_longest(*(updates(kind) for kind in models)), count(1)):  # noqa: B905 - `count` has no end
+        for _ in zip_longest(*map(updates, models)):
             differences.append(largest_difference(residual, plain))
-            with open(folder / "differences.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps({"update": step, "difference": differences[-1]}) + "\n")
+            if time.monotonic() > deadline:
+                break
+        for training in runs.values():
+            training.close()
     losses = {
         kind: [row["loss"] for row in read_metrics(folder / kind / "metrics.jsonl") if row["kind"] == "step"]
         for kind in models
@@ -88,9 +97,10 @@ def train_pair(settings: Table2, precision: str, data: DataSet, folder: Path) ->
     return {
         "largest difference of a weight": differences,
         "loss": losses,
-        "test_error": {kind: ends[kind].test_error for kind in models},
-        "test_loss": {kind: ends[kind].test_loss for kind in models},
+        "test_error": {kind: result.test_error for kind, result in results.items()},
+        "test_loss": {kind: result.test_loss for kind, result in results.items()},
         "updates": len(differences) - 1,
+        "updates asked for": settings.epochs * (len(data.train) // settings.batch),
     }
 
 
@@ -111,30 +121,34 @@ def table2(settings: Table2) -> Outcome:
         found = numbers[precision]
         losses, differences = found["loss"], found["largest difference of a weight"]
         name = PRECISIONS[precision]
-        gaps = [abs(a - b) for a, b in zip(losses["resnet"], losses["plain"], strict=True)]
-        steps = range(1, found["updates"] + 1)
+        gaps = [abs(a - b) for a, b in zip(losses["resnet"], losses["plain"], strict=False)]
+        steps = range(1, len(gaps) + 1)  # losses are written an update later
         for kind, colour, width in (("resnet", RESIDUAL, 2.4), ("plain", PLAIN, 0.9)):
-            axes[0].plot(steps, losses[kind], style, color=colour, linewidth=width, label=f"{kind}, {name}")
+            axes[0].plot(
+                steps, losses[kind][: len(gaps)], style, color=colour, linewidth=width, label=f"{kind}, {name}"
+            )
         tone = OTHER if precision == "fp32" else PLAIN
         axes[1].plot(steps, [max(gap, 1e-18) for gap in gaps], color=tone, linewidth=0.8, label=name)
         axes[2].plot(steps, differences[1:], color=tone, linewidth=1.2, label=name)
+        tested = found["test_error"]
+        errors = ", ".join(f"{error:.2f} % ({kind})" for kind, error in tested.items())
         lines.append(
-            f"{name}: after {found['updates']:,} updates a weight of T(r) and p differs by at most "
-            f"{differences[-1]:.1e}, the losses by at most {max(gaps):.1e}; loss {losses['resnet'][0]:.3f} to "
-            f"{losses['resnet'][-1]:.3f}. Test error {found['test_error']['resnet']:.2f} % (residual) and "
-            f"{found['test_error']['plain']:.2f} % (plain)."
+            f"{name}: after {found['updates']:,} of {found['updates asked for']:,} updates a weight of T(r) and p "
+            f"differs by at most {differences[-1]:.1e}, the losses by at most {max(gaps):.1e}; loss {losses['resnet'][0]:.3f} "
+            f"to {losses['resnet'][len(gaps) - 1]:.3f}. {f'Test error {errors}' if tested else 'Stopped by --minutes'}."
         )
     if "fp64" in numbers:
         worst = max(numbers["fp64"]["largest difference of a weight"])
         kept = "holds" if worst <= PROMISED else "does not hold"
         lines.append(f"In float64 p = T(r) {kept} to {PROMISED:g} at every update (worst {worst:.1e}).")
     printed = paper_table("noise_stability", "2")
-    row = {"depth": settings.depth}
-    a, b = (printed.value(f"{kind}_error", **row) for kind in ("plain", "residual"))
-    lines.append(
-        f"Paper, float64, 200 epochs: test errors {100 * a:.2f} % (plain) and {100 * b:.2f} % (residual), losses "
-        f"{printed.value('plain_loss', **row):.5f} and {printed.value('residual_loss', **row):.5f}."
-    )
+    for row in printed.rows:
+        if row["depth"] == settings.depth:
+            lines.append(
+                f"Paper, float64, 200 epochs: test errors {100 * row['plain_error']:.2f} % (plain) and "
+                f"{100 * row['residual_error']:.2f} % (residual), losses {row['plain_loss']:.5f} and "
+                f"{row['residual_loss']:.5f}."
+            )
     axes[2].axhline(PROMISED, color=FAINT, linestyle=":", linewidth=1)
     dress(axes[0], x="update", y="training loss", title="loss of a batch", log_y=True)
     dress(axes[1], x="update", y="|loss of r - loss of p|", title="difference of the losses", log_y=True)
