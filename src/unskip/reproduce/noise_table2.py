@@ -41,6 +41,7 @@ class Table2(Settings):
     precision: Annotated[str, "fp64, fp32 or both", one_of("fp64", "fp32", "both")] = "both"
     dataset: Dataset = "digits"
     data: DataPath = None
+    size: Annotated[int, "side in px that images are brought to; 0: as they come", between(0, 1024)] = 0
     seed: Annotated[int, "seed of weights, order and augmentation", SEED] = 0
     minutes: Annotated[
         float | None, "stop each precision after so many minutes, and say how far it came", between(0, 1e6)
@@ -107,7 +108,7 @@ def train_pair(settings: Table2, precision: str, data: DataSet, folder: Path) ->
 @reproduction("noise-table2", settings=Table2)
 def table2(settings: Table2) -> Outcome:
     """Losses of both networks, the difference of their losses (Figure 6), and of their weights."""
-    data = load_set(settings.dataset, settings.data, size=0)
+    data = load_set(settings.dataset, settings.data, size=settings.size)
     precisions = list(PRECISIONS) if settings.precision == "both" else [settings.precision]
     numbers: dict[str, Any] = {}
     lines = []
@@ -132,10 +133,11 @@ def table2(settings: Table2) -> Outcome:
         axes[2].plot(steps, differences[1:], color=tone, linewidth=1.2, label=name)
         tested = found["test_error"]
         errors = ", ".join(f"{error:.2f} % ({kind})" for kind, error in tested.items())
+        last = losses["resnet"][len(gaps) - 1]
         lines.append(
             f"{name}: after {found['updates']:,} of {found['updates asked for']:,} updates a weight of T(r) and p "
-            f"differs by at most {differences[-1]:.1e}, the losses by at most {max(gaps):.1e}; loss {losses['resnet'][0]:.3f} "
-            f"to {losses['resnet'][len(gaps) - 1]:.3f}. {f'Test error {errors}' if tested else 'Stopped by --minutes'}."
+            f"differs by at most {differences[-1]:.1e}, the losses by at most {max(gaps):.1e}; loss "
+            f"{losses['resnet'][0]:.3f} to {last:.3f}. {f'Test error {errors}' if tested else 'Stopped by --minutes'}."
         )
     if "fp64" in numbers:
         worst = max(numbers["fp64"]["largest difference of a weight"])
