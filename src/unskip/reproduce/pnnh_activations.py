@@ -87,8 +87,8 @@ def predicted(kind: Kind, layers: int) -> list[float]:
 def simulated(kind: Kind, settings: Activations) -> NDArray[np.float64]:
     """(repeats, layers + 1): the same in random networks.
 
-    Responses are scaled to mean square 1, as an RMSNorm would: GELU's signal has no size of its own at which it settles.
-    For ReLU, LReLU and PReLU that changes nothing.
+    Responses are scaled to mean square 1, as an RMSNorm would: GELU's signal has no size of its own at which it
+    settles. For ReLU, LReLU and PReLU that changes nothing.
     """
     generator = torch.Generator().manual_seed(settings.seed)
     n, found = settings.width, np.zeros((settings.repeats, settings.layers + 1))
@@ -131,9 +131,9 @@ def activations(settings: Activations) -> Outcome:
             else f"; {100 * kind.fidelity:.1f} % of a unit's variance is linear in its input"
         )
         lines.append(
-            f"{kind.name}: cosine of two inputs after one layer {theory[1]:.4f} (simulated {mean[1]:.4f} ± {error[1]:.4f})"
-            f", after {settings.layers} {theory[-1]:.4f} ({mean[-1]:.4f} ± {error[-1]:.4f}); above {ALIKE:g} from layer "
-            f"{alike} on{rho}."
+            f"{kind.name}: cosine of two inputs after one layer {theory[1]:.4f} (simulated {mean[1]:.4f} ± "
+            f"{error[1]:.4f}), after {settings.layers} {theory[-1]:.4f} ({mean[-1]:.4f} ± {error[-1]:.4f}); above "
+            f"{ALIKE:g} from layer {alike} on{rho}."
         )
     axes.axhline(1 - ALIKE, color=FAINT, linestyle=":", linewidth=1)
     dress(axes, x="layer", y="1 - cosine of two inputs", title="lines: theory, points: simulation", log_y=True)
