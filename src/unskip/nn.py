@@ -43,6 +43,14 @@ def PNNHBlock(
         act: σ; ReLU unless given.
         bank: where blocks of one network share their coder. Only fitted coders have weights to share.
         options: of the method, for instance ratio=0.25; `unskip models pnnh --methods` lists them.
+
+    Example:
+        >>> block = unskip.nn.PNNHBlock(16, 32, stride=2)
+        >>> block(torch.zeros(2, 16, 8, 8)).shape
+        torch.Size([2, 32, 4, 4])
+        >>> net = nn.Sequential(unskip.nn.PNNHBlock(3, 16), block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+        >>> unskip.fold(net.eval(), example=torch.zeros(2, 3, 8, 8))(torch.zeros(2, 3, 8, 8)).shape
+        torch.Size([2, 10])
     """
     return _built(PNNH(**options), channels, out_channels, stride, act, bank)
 
@@ -55,6 +63,10 @@ def SeqBlock(channels: int, out_channels: int | None = None, *, stride: int = 1,
         y = norm(W_2 ⊛ relu(W_1 ⊛ x))           W_1: 3 x 3, C → 2 C;  W_2: 1 x 1, 2 C → C, at the start W_1's centreᵀ
 
     (B, C, H, W) -> (B, out_channels, H / stride, W / stride). Arguments as in `PNNHBlock`, options of the method `seq`.
+
+    Example:
+        >>> unskip.nn.SeqBlock(16, 32, stride=2)(torch.zeros(2, 16, 8, 8)).shape
+        torch.Size([2, 32, 4, 4])
     """
     return _built(Seq(**options), channels, out_channels, stride, None, None)
 
@@ -67,6 +79,10 @@ def PlainBlock(
         y = σ( norm_2(W_2 ⊛ σ(norm_1(W_1 ⊛ x))) )
 
     (B, C, H, W) -> (B, out_channels, H / stride, W / stride). Arguments as in `PNNHBlock`.
+
+    Example:
+        >>> unskip.nn.PlainBlock(16)(torch.zeros(2, 16, 8, 8)).shape
+        torch.Size([2, 16, 8, 8])
     """
     return _built(Plain(), channels, out_channels, stride, act, None)
 
