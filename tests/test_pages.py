@@ -1,7 +1,7 @@
 """Every block of code in README and docs runs as pasted, in the order of its page and in one empty folder.
 
-A block says its language: `python` runs in one namespace for the page, `sh` in a shell. Comments on the lines before it,
-which no reader of the page sees:
+A block says its language: `python` runs in one namespace for the page, `sh` in a shell. Comments before it, which no
+reader of the page sees:
 
     <!-- hidden          a block that runs with the others: what the page takes for given, or what it promises
     CODE

@@ -1,4 +1,4 @@
-"""The tutorials run from top to bottom in an empty folder. `python -m tests.test_tutorials` writes their outputs anew."""
+"""The tutorials run from top to bottom in an empty folder. `python -m tests.test_tutorials` writes new outputs."""
 
 import json
 import os

@@ -48,7 +48,8 @@ def PNNHBlock(
         >>> block = unskip.nn.PNNHBlock(16, 32, stride=2)
         >>> block(torch.zeros(2, 16, 8, 8)).shape
         torch.Size([2, 32, 4, 4])
-        >>> net = nn.Sequential(unskip.nn.PNNHBlock(3, 16), block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+        >>> head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+        >>> net = nn.Sequential(unskip.nn.PNNHBlock(3, 16), block, head)
         >>> unskip.fold(net.eval(), example=torch.zeros(2, 3, 8, 8))(torch.zeros(2, 3, 8, 8)).shape
         torch.Size([2, 10])
     """

@@ -354,7 +354,7 @@ def _from_run(path: Path, tested: bool, command: str) -> LoadedModel:
 
 
 def _preparation(found: Any, size: Shape) -> dict[str, Any]:
-    """How a run prepared its images, with its fields checked: those of timm's `pretrained_cfg`. Older runs have none."""
+    """How a run prepared its images, in fields of timm's `pretrained_cfg` that were checked; older runs have none."""
     if not isinstance(found, dict):
         raise ValueError(f"preparation={found!r:.40} is no table.")
     about: dict[str, Any] = {}
