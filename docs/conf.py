@@ -63,9 +63,10 @@ def _notebook(app: Sphinx, page: str, source: list[str]) -> None:
     for cell in json.loads(source[0])["cells"]:
         text = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
+            if not parts:  # the head
+                head, mark, rest = text.partition("\n## ")
+                text = f"{head}\n\n{{download}}`Download this notebook <{Path(page).name}.ipynb>`\n{mark}{rest}"
             parts.append(text)
-            if len(parts) == 1:
-                parts.append(f"{{download}}`Download this notebook <{Path(page).name}.ipynb>`")
             continue
         language, code = ("sh", text.partition("\n")[2]) if text.startswith("%%sh") else ("python", text)
         parts.append(f"```{language}\n{code}\n```")
