@@ -44,6 +44,15 @@ def PNNHBlock(
         bank: where blocks of one network share their coder. Only fitted coders have weights to share.
         options: of the method `pnnh`, for instance ratio=0.25; `unskip models pnnh --methods` lists them. `head_norm`
             belongs to a whole network.
+
+    Example:
+        >>> block = unskip.nn.PNNHBlock(16, 32, stride=2)
+        >>> block(torch.zeros(2, 16, 8, 8)).shape
+        torch.Size([2, 32, 4, 4])
+        >>> head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+        >>> net = nn.Sequential(unskip.nn.PNNHBlock(3, 16), block, head)
+        >>> unskip.fold(net.eval(), example=torch.zeros(2, 3, 8, 8))(torch.zeros(2, 3, 8, 8)).shape
+        torch.Size([2, 10])
     """
     if options.get("head_norm"):
         raise ValueError("unskip.nn: head_norm=True is a norm behind the last block; put it there, before the pooling.")
@@ -58,6 +67,10 @@ def SeqBlock(channels: int, out_channels: int | None = None, *, stride: int = 1,
         y = norm(W_2 ⊛ relu(W_1 ⊛ x))           W_1: 3 x 3, C → 2 C;  W_2: 1 x 1, 2 C → C, at the start W_1's centreᵀ
 
     (B, C, H, W) -> (B, out_channels, H / stride, W / stride). Arguments as in `PNNHBlock`, options of the method `seq`.
+
+    Example:
+        >>> unskip.nn.SeqBlock(16, 32, stride=2)(torch.zeros(2, 16, 8, 8)).shape
+        torch.Size([2, 32, 4, 4])
     """
     return _built(Seq(**options), channels, out_channels, stride, None, None)
 
@@ -70,6 +83,10 @@ def PlainBlock(
         y = σ( norm_2(W_2 ⊛ σ(norm_1(W_1 ⊛ x))) )
 
     (B, C, H, W) -> (B, out_channels, H / stride, W / stride). Arguments as in `PNNHBlock`.
+
+    Example:
+        >>> unskip.nn.PlainBlock(16)(torch.zeros(2, 16, 8, 8)).shape
+        torch.Size([2, 16, 8, 8])
     """
     return _built(Plain(), channels, out_channels, stride, act, None)
 

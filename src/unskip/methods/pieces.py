@@ -19,7 +19,7 @@ class Constant(nn.Module):
         self.shape = shape
 
     def shaped(self) -> float | Tensor:
-        return self.value.reshape(self.shape) if isinstance(self.value, Tensor) else self.value
+        return self.value if isinstance(self.value, int | float) else self.value.reshape(self.shape)
 
     def of_channels(self, channels: int, behind: int) -> Tensor | None:
         """The value by channel, in float64, where `behind` axes follow that of the channels; None if it has none."""

@@ -445,7 +445,7 @@ def keeps_size(conv: nn.Conv1d | nn.Conv2d) -> bool:
     """An odd kernel with the zero padding that keeps the size at stride 1."""
     same = tuple(d * (k - 1) // 2 for k, d in zip(conv.kernel_size, conv.dilation, strict=True))
     odd = all(k % 2 for k in conv.kernel_size)
-    return odd and conv.padding_mode == "zeros" and conv.padding == same and len({*conv.stride}) == 1
+    return odd and conv.padding_mode == "zeros" and conv.padding in (same, "same") and len({*conv.stride}) == 1
 
 
 class SeriesCoder(nn.Module):

@@ -136,18 +136,19 @@ class CappedReLU(nn.Module):
 
 
 class Divisible(nn.Module):
-    """Passes images whose sides are divisible by the window of an average pooling, and refuses all others."""
+    """Passes images or series whose sides the window of an average pooling divides, and refuses all others."""
 
     def __init__(self, window: int) -> None:
         super().__init__()
         self.window = window
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-2] % self.window or x.shape[-1] % self.window:
+        sides = x.shape[2:]
+        if any(side % self.window for side in sides):
+            size, window = " x ".join(map(str, sides)), " x ".join([str(self.window)] * len(sides))
             raise ValueError(
-                f"rm: a feature map of {x.shape[-2]} x {x.shape[-1]} pixels comes to a shortcut that averages windows "
-                f"of {self.window} x {self.window}; only sides that are divisible by {self.window} keep its function. "
-                "Give images of another size."
+                f"rm: a feature map of {size} pixels comes to a shortcut that averages windows of {window}; only sides "
+                f"that are divisible by {self.window} keep its function. Give inputs of another size."
             )
         return x
 
@@ -398,13 +399,14 @@ class _Path:
 
 
 def _shortcut(spec: BlockSpec) -> _Path:
-    channels = spec.in_features
-    weight = torch.eye(channels, dtype=torch.float64, device=exact(spec.stages[0].conv.weight).device)
+    channels, like = spec.in_features, exact(spec.stages[0].conv.weight)
+    axes = like.ndim - 2  # behind that of the channels
+    weight = torch.eye(channels, dtype=torch.float64, device=like.device)
     bias: Tensor | None = None
     window = stride = 1
     begun = False
     for module in _flat(spec.shortcut):
-        value = module.of_channels(len(weight), 0) if isinstance(module, Scale | Shift) else None
+        value = module.of_channels(len(weight), axes) if isinstance(module, Scale | Shift) else None
         if isinstance(module, (*NO_OPS, *DROPOUTS)):
             continue
         if isinstance(module, nn.AvgPool1d | nn.AvgPool2d | nn.MaxPool1d | nn.MaxPool2d) and not begun:

@@ -156,7 +156,9 @@ class BlockSpec:
             if isinstance(module, NO_OPS) or (not stages and isinstance(module, DROPOUTS)):
                 continue
             if isinstance(module, LAYERS):
-                if not inherits_from(module, *LAYERS) or isinstance(module, nn.Conv3d):
+                if isinstance(module, nn.Conv3d):
+                    raise Unsupported(f"its branch holds {describe(module)}, a 3-D convolution; 1-D and 2-D are known")
+                if not inherits_from(module, *LAYERS):
                     raise Unsupported(f"its branch holds {describe(module)}, which is no ordinary convolution")
                 stages.append(Stage(module, pad, ()))
                 pad = ()

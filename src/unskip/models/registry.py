@@ -191,6 +191,11 @@ def create_model(name: str, pretrained: bool = False, *, method: str = "", **kwa
     with a method, that method's options: for a `pnnh_` name those of `unskip.methods.PNNH`. `method` makes any other
     network skip-free with that method, whose options are then taken too. `pretrained=True` loads the weights that come
     with the package, for names that have some; `network.pretrained_cfg["description"]` says how good they are.
+
+    Example:
+        >>> net = unskip.create_model("pnnh_resnet20", num_classes=100, in_chans=1, ratio=0.25)
+        >>> net(torch.zeros(2, 1, 32, 32)).shape  # (B, C, H, W) -> (B, classes)
+        torch.Size([2, 100])
     """
     if not isinstance(name, str):
         raise ValueError(f"create_model: name={name!r} must be text, for instance 'pnnh_resnet110'.")

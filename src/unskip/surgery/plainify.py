@@ -93,6 +93,14 @@ def plainify(
     cost, if the network grows beyond the method's `limit`, and if the two networks differ in float64 on the example, on
     random inputs of other sizes, with or without gradients; `surgery.exact` is the error. A network on the meta device
     has no numbers to check. `unskip.ship.convert` adds the error of each layer, and the cost.
+
+    Example:
+        >>> residual = timm.create_model("resnet18", num_classes=10)
+        >>> net = unskip.plainify(residual, method="pnnh")
+        >>> print(net.surgery)
+        pnnh: 8 blocks without skips (layer1.0 to layer4.1)
+        >>> net(torch.zeros(2, 3, 64, 64)).shape  # (B, C, H, W) -> (B, classes), as before
+        torch.Size([2, 10])
     """
     check_attention(attention)
     how = _resolve("plainify", model, method, options)
@@ -107,7 +115,7 @@ def plainify(
         return _plainify(copy, how, example, strict=strict, attention=attention, original=model)
     original = in_float64("plainify", model)
     plain = _plainify(copied("plainify", original), how, example, strict=strict, original=model)
-    x = find_example("plainify", plain, example)  # which may ask for more than the original: even sides
+    x = find_example("plainify", original, example, plain)  # either may ask for more: even sides
     _refuse_range(plain, x)
     error = prove("plainify", original, plain, x)
     plain.surgery = replace(plain.surgery, exact=error)  # type: ignore[type-var]
@@ -126,6 +134,13 @@ def cost(
             suggests.
         strict: as in `plainify`.
         options: the options of the method; its `limit` does not count here.
+
+    Example:
+        >>> print(unskip.cost(unskip.create_model("resnet20").eval(), "rm"))
+        one image of 3 x 32 x 32            before         after    times
+        parameters                          0.27 M        0.50 M     1.86
+        MACs                               40.55 M       77.12 M     1.90
+        activations at once ...
     """
     how = _resolve("cost", model, method, options)
     return _cost(checked_model("cost", model), how, example, strict=strict)
@@ -254,8 +269,9 @@ def _plainify(
         if number == 0 and all(isinstance(spec, BlockSpec) and not spec.skip for *_, spec in blocks):
             _refuse(
                 ValueError(
-                    f"plainify: {name} has no residual connection that can be removed: it is plain already, or what it "
-                    "adds can't be read (docs/extending.md says what a block of your own needs)."
+                    f"plainify: {name} has no residual connection that can be removed: it is plain already, joins "
+                    "tensors by torch.cat instead of adding them (DenseNet, ShuffleNet, U-Net), or what it adds can't "
+                    "be read (docs/extending.md says what a block of your own needs)."
                 ),
                 strict,
             )

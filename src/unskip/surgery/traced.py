@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from timm.layers import DropPath, LayerScale, LayerScale2d
 from torch import Tensor, fx, nn
+from torch.fx.proxy import TraceError
 from torchvision.ops import Permute as TorchvisionPermute
 from torchvision.ops import StochasticDepth
 
@@ -28,7 +29,7 @@ from unskip._core.errors import reason
 from unskip._core.layers import altered, inherits
 from unskip.methods.pieces import PadShortcut, Permute, Residual, Scale, Shift, Transpose
 from unskip.methods.spec import LAYERS, NO_OPS, NORMS, BlockSpec, Unsupported, is_activation
-from unskip.surgery.tracing import line_here, user_line
+from unskip.surgery.tracing import InputTracer, line_here, other_arguments, user_line
 from unskip.surgery.verify import difference
 
 EXACT = 1e-9  # relative, in float64
@@ -36,6 +37,13 @@ SIGNS = ("+", "+=", "-", "-=")
 ADD = {"add", "iadd", "sub", "isub"}
 MUL = {"mul", "imul", "div", "truediv", "itruediv", "multiply", "divide"}
 RESHAPES = {"view", "reshape", "unsqueeze", "getitem", "expand", "permute", "flatten"}
+IN_PLACE = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")  # of `operator`
+# Functions whose result may share the memory of what they read.
+VIEWS = RESHAPES | {
+    "as_strided", "chunk", "contiguous", "detach", "diagonal", "expand_as", "movedim", "narrow", "ravel",
+    "requires_grad", "select", "split", "squeeze", "swapaxes", "swapdims", "t", "tensor_split", "to", "transpose",
+    "type", "type_as", "unbind", "unflatten", "unfold", "view_as",
+}  # fmt: skip
 ATTENTION = {"softmax", "scaled_dot_product_attention", "MultiheadAttention", "matmul", "bmm", "einsum"}
 
 # The module for each function of one tensor. In-place variants have the same names here.
@@ -71,10 +79,30 @@ FUNCTIONS: dict[str, Callable[..., nn.Module | None]] = {
 }
 
 
-class _Follower(fx.Tracer):
-    """A tracer that treats every module as a leaf and keeps the line of code of each node."""
+class _Proxy(fx.Proxy):
+    """Which records `x += y` as what it is; torch.fx's own takes it for `x = x + y`. Attributes can't be set."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ("tracer", "node"):
+            raise TraceError(f"it sets the attribute {name!r} of a tensor")
+        super().__setattr__(name, value)
+
+
+def _recorded(function: Callable[..., Any]) -> Callable[..., fx.Proxy]:
+    return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
+
+
+for _operator in IN_PLACE:
+    setattr(_Proxy, f"__{_operator}__", _recorded(getattr(operator, _operator)))
+
+
+class _Follower(InputTracer):
+    """Follows one forward; every module that it calls is a leaf."""
 
     proxy_buffer_attributes = True
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
     def create_proxy(self, *args: Any, **kwargs: Any) -> fx.Proxy:
         proxy = super().create_proxy(*args, **kwargs)
@@ -92,28 +120,33 @@ def _at(line: str) -> str:
 class Flow:
     """The graph of the modules and functions that one forward calls."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, training: bool = False) -> None:
         self.module = module
-        modes = [(m, m.training) for m in module.modules()]
-        before = dict(vars(module))
+        before = [(kept, dict(kept)) for m in module.modules() for kept in (vars(m), m._parameters, m._buffers)]
         try:
-            module.eval()
+            module.train(training)
             defaults = _defaults(module)
             self.graph = _Follower().trace(module, defaults)
         except Exception as error:  # a forward may fail in any way on a symbolic input
             line = user_line((f.filename, f.lineno) for f in reversed(traceback.extract_tb(error.__traceback__)))
             raise Unsupported(f"its forward can't be followed: {reason(error)}{_at(line)}") from error
         finally:
-            constants = [name for name in vars(module) if name not in before]
-            for name in constants:
-                delattr(module, name)
-            for m, training in modes:
-                m.training = training
+            constants = [name for name in vars(module) if name not in before[0][1]]
+            changed = []
+            for kept, was in before:
+                changed += [name for name in was if name != "training" and kept.get(name, kept) is not was[name]]
+                kept.clear()
+                kept.update(was)
         placeholders = [n for n in self.graph.nodes if n.op == "placeholder" and n.target not in defaults]
         if len(placeholders) != 1:
             raise Unsupported(f"its forward takes {len(placeholders)} inputs, and a block has one")
+        if changed:
+            raise Unsupported(f"its forward changes its attribute {changed[0]!r}")
         if constants:
             raise Unsupported("its forward uses a tensor that is neither a parameter nor a buffer")
+        for node in self.graph.nodes:
+            if not node.users and self.written(node):
+                raise Unsupported(f"its forward writes to what it has read{_at(self.line(node))}")
         (self.start,) = placeholders
         (self.output,) = (n for n in self.graph.nodes if n.op == "output")
         self.end = self.output.args[0]
@@ -139,6 +172,32 @@ class Flow:
             a = self.above[a]
         return a
 
+    def written(self, node: fx.Node) -> list[fx.Node]:
+        """The nodes whose memory a node writes to."""
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        if node.op == "call_module":
+            module = self.module.get_submodule(str(node.target))
+            first = flat(module)[:1] if any(getattr(m, "inplace", False) for m in module.modules()) else []
+            in_place = any(getattr(m, "inplace", False) for m in first)
+        elif node.op in ("call_function", "call_method"):
+            in_place = name.strip("_") in IN_PLACE or (name[-1] == "_" and name[0] != "_") or _works_in_place(node)
+        else:
+            return []
+        found = [*node.args[: int(in_place)], node.kwargs.get("out")]
+        return [n for n in found if isinstance(n, fx.Node) and self._is_tensor(n)]
+
+    def reads_overwritten(self) -> bool:
+        """Whether anything is read, under its own name or as a view, after it has been written to."""
+        order = {node: number for number, node in enumerate(self.graph.nodes)}
+        for node in order:
+            same = self.written(node)  # grows while it is gone through
+            for known in same:
+                if any(order[user] > order[node] for user in known.users):
+                    return True
+                near = [user for user in known.users if _is_view(user)] + [*known.args[: int(_is_view(known))]]  # type: ignore[list-item]
+                same += [n for n in near if n not in same and n is not node]
+        return False
+
     def is_sum(self, node: fx.Node) -> bool:
         """Whether a node adds two tensors that depend on the input."""
         operands = node.args[:2]
@@ -147,7 +206,7 @@ class Flow:
 
     def _is_tensor(self, node: fx.Node) -> bool:
         if _name(node) in ("size", "getattr", "dim", "numel", "floordiv"):
-            return False
+            return _name(node) == "getattr" and _is_view(node)
         return not (_name(node) == "getitem" and not self._is_tensor(node.args[0]))  # type: ignore[arg-type]
 
     def sums(self) -> list[fx.Node]:
@@ -302,15 +361,29 @@ class Flow:
 
 
 def _defaults(module: nn.Module) -> dict[str, Any]:
-    """The default values of all arguments but the first."""
-    others = list(inspect.signature(module.forward).parameters.values())[1:]
-    return {p.name: p.default for p in others if p.default is not p.empty}
+    """The arguments behind the first, at their defaults."""
+    return {p.name: p.default for p in other_arguments(module) if p.default is not p.empty}
 
 
 def _name(node: fx.Node) -> str:
     """The name of the function or method that a node calls, without the underscore of in-place variants."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     return name.strip("_") if node.op in ("call_function", "call_method") else ""
+
+
+def _works_in_place(node: fx.Node) -> bool:
+    """Whether a function is called with inplace=True."""
+    try:
+        call = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # of a method, or a function in C, which has no such argument
+        return False
+    return bool(call.arguments.get("inplace", False))
+
+
+def _is_view(node: fx.Node) -> bool:
+    if _name(node) == "getattr":
+        return node.args[1] in ("data", "T", "mT", "H", "mH", "real", "imag")
+    return _name(node) in VIEWS
 
 
 def _weight(side: list[nn.Module]) -> tuple[int, ...]:
@@ -559,7 +632,7 @@ def compare(block: nn.Module, parts: nn.Module, spec: BlockSpec, line: str = "")
         if proved == 2:
             return
     if not proved:
-        raise Unsupported(f"no input was found that it takes, to prove its parts on{_at(line)}")
+        raise Unsupported(f"no input was found that it takes, to prove on it what was read{_at(line)}")
 
 
 def _call(module: nn.Module, x: Tensor) -> Any:
@@ -577,11 +650,13 @@ def _shapes(spec: BlockSpec) -> Iterator[tuple[int, ...]]:
     modules = [m for part in (*spec.pre, *spec.branch) for m in part.modules()]
     sizes = [m.normalized_shape[-1] for m in modules if isinstance(m, nn.LayerNorm)]
     sizes += [m.num_features for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    sizes += [m.in_channels for m in modules if isinstance(m, nn.Conv1d | nn.Conv2d)]
+    sizes += [m.in_channels for m in modules if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
     sizes += [m.in_features for m in modules if isinstance(m, nn.Linear)]
     for width in dict.fromkeys(sizes):
         if any(isinstance(m, nn.Conv1d) for m in modules):
             yield from ((width, 16), (width, 13))
+        if any(isinstance(m, nn.Conv3d) for m in modules):
+            yield from ((width, 4, 6, 8), (width, 3, 5, 7))
         yield from ((width, 8, 6), (width, 5, 7), (width, 4, 10), (8, 6, width), (width,), (6, width))
         yield from ((other, width) for other in dict.fromkeys(sizes))
 
@@ -619,8 +694,38 @@ def expose(model: nn.Module) -> nn.Module:
     return visit(model)
 
 
+def _same_in_all_modes(flow: Flow) -> bool:
+    """Whether a forward runs the same functions in training mode, and with gradients and without; dropouts aside."""
+    for training in (False, True):
+        for grad in (False, True):
+            with torch.set_grad_enabled(grad):
+                try:
+                    other = Flow(flow.module, training=training)
+                except Unsupported:
+                    return False
+            if _calls(other, training) != _calls(flow, False):
+                return False
+    return True
+
+
+def _calls(flow: Flow, training: bool) -> list[tuple[str, ...]]:
+    """The nodes of a graph as text, without the argument by which a dropout follows the mode."""
+    calls = []
+    for node in flow.graph.nodes:
+        kwargs = dict(node.kwargs)
+        if _name(node).startswith("dropout") and kwargs.get("training") is training:
+            del kwargs["training"]
+        calls.append((node.op, str(node.target), str(node.args), str(kwargs)))
+    return calls
+
+
 def _rewritten(module: nn.Module, flow: Flow, sums: list[fx.Node]) -> nn.Module:
-    """A module with the residual connections of its own forward as submodules."""
+    """A module with the residual connections of its own forward as submodules.
+
+    The module itself where the graph is not all that its forward does: in training, or by a write to memory.
+    """
+    if flow.reads_overwritten() or not _same_in_all_modes(flow):
+        return module
     found = [part for node in sums if (part := _inner(module, flow, node)) is not None]
     if not found:
         return module
@@ -661,11 +766,11 @@ def _inner(module: nn.Module, flow: Flow, node: fx.Node) -> tuple[fx.Node, fx.No
     from unskip.surgery.reading import find_blocks
 
     fork, end, behind = flow.above[node], node, []
-    (user, *more) = end.users
-    if not more and flow.sources.get(user) == [end]:
-        step = flow.path(end, user)
+    users = [*end.users]
+    if len(users) == 1 and flow.sources.get(users[0]) == [end]:
+        step = flow.path(end, users[0])
         if len(step) == 1 and is_activation(step[0]):
-            behind, end = step, user
+            behind, end = step, users[0]
     inside = flow.between(fork, end)
     if any(user not in inside and user.users for n in inside if n is not end for user in n.users):
         return None

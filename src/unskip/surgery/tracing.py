@@ -4,6 +4,7 @@ It is recorded from one forward pass, function by function, so that it includes 
 modules (an addition, a mean). An activation in place writes a new version of the tensor that it reads.
 """
 
+import inspect
 import os
 import sys
 import traceback
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -34,6 +35,24 @@ def user_line(places: Iterable[tuple[str, int | None]]) -> str:
 def line_here() -> str:
     """The innermost running line outside PyTorch and this package, as 'net.py:12'."""
     return user_line((f.f_code.co_filename, line) for f, line in traceback.walk_stack(sys._getframe()))
+
+
+def other_arguments(module: nn.Module) -> list[inspect.Parameter]:
+    """The arguments of a forward behind the first that have a name; `*args` and `**kwargs` count as left out."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p for p in list(inspect.signature(module.forward).parameters.values())[1:] if p.kind not in variadic]
+
+
+class InputTracer(fx.Tracer):
+    """Follows a forward symbolically; its `*args` and `**kwargs` are empty."""
+
+    def create_args_for_root(self, root_fn: Any, is_module: bool, concrete_args: Any = None) -> tuple[Any, list[Any]]:
+        function, args = super().create_args_for_root(root_fn, is_module, concrete_args)
+        for i, arg in enumerate(args):
+            if isinstance(arg, fx.Proxy) and str(arg.node.target).startswith("*"):
+                self.graph.erase_node(arg.node)
+                args[i] = {} if str(arg.node.target).startswith("**") else ()
+        return function, args
 
 
 @dataclass(eq=False)
