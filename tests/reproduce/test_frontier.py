@@ -68,7 +68,7 @@ def test_options_of_a_name_are_those_of_network_and_method() -> None:
         network = build_network(config, num_classes=7, in_chans=3)
     assert (network.layer4[0].learner.norm2.num_features, network.layer4[0].head_norm) == (128, None)
     assert network.surgery.method.norm == "both"  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match=r"has options and method='pnnh' stands beside it; say resnet18:method=pnnh"):
+    with pytest.raises(ValueError, match=r"has options, and method='pnnh' is given as well; use resnet18:method=pnnh"):
         NetworkConfig(model="resnet18:num_classes=3", method="pnnh")
 
 
