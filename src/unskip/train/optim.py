@@ -25,6 +25,13 @@ def param_groups(model: nn.Module, weight_decay: float, *, decay_all: bool = Fal
 
     Coders are buffers and in no group. `decay_all=True` is what the CIFAR recipes of the papers do: one group in which
     every trained parameter decays.
+
+    Example:
+        >>> net = unskip.create_model("pnnh_resnet20")
+        >>> groups = unskip.param_groups(net, weight_decay=5e-4)
+        >>> [(len(group["params"]), group["weight_decay"]) for group in groups]
+        [(23, 0.0), (20, 0.0005)]
+        >>> optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
     """
     if isinstance(weight_decay, bool) or not isinstance(weight_decay, int | float):
         raise ValueError(f"param_groups: weight_decay={weight_decay!r} must be a number.")

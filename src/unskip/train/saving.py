@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 
 from unskip._core import rng
+from unskip.data.feed import preparation
 from unskip.train import machine
 from unskip.train.checkpoint import START_ANEW, check_same, load_checkpoint
 from unskip.train.recipe import Recipe
@@ -33,6 +34,7 @@ def save(training: "Training") -> None:
             "recipe": t.recipe.as_dict(),
             "data": t.fingerprint,
             "input_size": [*t.data.input_size],
+            "preparation": preparation(t.data, t.recipe.data),
             "feed": type(t.feed).__name__,
             "network": weights,
             "optimizer": optimizer,
