@@ -114,7 +114,7 @@ def test_a_page_has_no_empty_cells(tmp_path: Path) -> None:
     assert "| seqnet18 |" not in page
     assert "| seqnet50 |" in page
     assert "![" not in page
-    with pytest.raises(ValueError, match=r"--page compares networks that have all of .*, and 1 of 2 have them\."):
+    with pytest.raises(ValueError, match=r"--page compares networks with all of .*, and 1 of 2 have them\."):
         write_page(tmp_path / "other", {name: table[name] for name in ("seqnet18", "seqnet50")}, figures)
     assert not (tmp_path / "other").exists()
 

@@ -607,7 +607,7 @@ def write_page(folder: Path, table: Mapping[str, Mapping[str, Any]], files: Mapp
     whole = {name: row for name, row in table.items() if all(row.get(column) is not None for column in needed)}
     if len(whole) < 2:
         raise ValueError(
-            f"reproduce: --page compares networks that have all of {', '.join(needed)}, and {len(whole)} of {len(table)} "
+            f"reproduce: --page compares networks with all of {', '.join(needed)}, and {len(whole)} of {len(table)} "
             "have them. Measure more first, or leave --page out."
         )
     keys = [
