@@ -61,7 +61,7 @@ class About:
 
 
 def about(name: str) -> About:
-    """Built on the meta device, so it takes neither memory nor fitting."""
+    """The line of a name, counted on the meta device: without memory for weights, and without fitting coders."""
     entry = _entry(name)
     with torch.device("meta"):
         model = entry.build().eval()
@@ -97,6 +97,10 @@ def list_models(pattern: str = "*", *, family: str = "*", pretrained: bool = Fal
         pattern: of names, for instance 'pnnh_*'.
         family: of families, for instance 'resnet' or '*timm*'.
         pretrained: whether only networks whose trained weights come with the package are wanted.
+
+    Example:
+        >>> unskip.list_models("pnnh_*_wide", pretrained=True)
+        ['pnnh_resnet20_wide', 'pnnh_resnet110_wide']
     """
     return [
         name

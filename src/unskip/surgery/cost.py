@@ -183,6 +183,11 @@ def memory_plan(
 
     How it is counted, and what the FIFOs of a streaming target hold, says `unskip.surgery.memory`.
     `unskip.surgery.memory_variants` sets a residual network beside what `rm` and `pnnh` make of it.
+
+    Example:
+        >>> plan = unskip.memory_plan(unskip.create_model("resnet20"))
+        >>> plan.peak("int8"), plan.peak("float32")  # bytes, for one image
+        (49152, 196608)
     """
     if isinstance(model, Mapping):
         return MemoryPlans({name: memory_plan(each, example, in_place=in_place) for name, each in model.items()})
