@@ -1,6 +1,7 @@
 """Sphinx configuration: MyST pages, furo, docstrings, formulas that need no network."""
 
 import json
+import sys
 from pathlib import Path
 
 from docutils import nodes
@@ -10,7 +11,9 @@ from sphinx.writers.html5 import HTML5Translator
 
 import unskip
 from unskip.methods import describe_method, method_names
-from unskip.surgery.kinds import support_table
+
+sys.path.insert(0, str(Path(__file__).parent))
+from support import support_table
 
 project = "unskip"
 author = "the unskip authors"
@@ -52,7 +55,7 @@ def _methods(app: Sphinx, page: str, source: list[str]) -> None:
             for option in method.options:
                 words = option.doc.replace("|", "\\|")
                 lines.append(f"| `{option.name}` | {option.values} | {words} |")
-        source[0] = source[0].replace("<!-- methods -->", "\n".join(lines)).replace("<!-- kinds -->", support_table())
+        source[0] = source[0].replace("<!-- methods -->", "\n".join(lines)).replace("<!-- support -->", support_table())
 
 
 def _notebook(app: Sphinx, page: str, source: list[str]) -> None:

@@ -193,6 +193,8 @@ class DeviceFeed(Feed):
             assert isinstance(split.images, Tensor)
             images = F.pad(split.images.to(self.device), (0, 0, *[pad] * 4)) if pad else split.images.to(self.device)
             held[key] = images, split.labels.to(self.device)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # a feed on another stream may read them next
         return held[key]
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
@@ -258,7 +260,7 @@ class DeviceFeed(Feed):
 class TextFeed(Feed):
     """A text on the device, cut into pieces of `context` tokens; an epoch draws where the first begins, and the order.
 
-    Labels are the tokens behind those of the input, one for each.
+    The label of each token is the one after it.
     """
 
     def __post_init__(self) -> None:

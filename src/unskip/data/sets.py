@@ -29,7 +29,7 @@ from unskip.data.config import DataConfig
 class Split:
     """Images and their classes. Images are one uint8 tensor (N, H, W, C), or the files that hold them.
 
-    Of a text both are its tokens in order: those behind some are the labels of these.
+    Of a text both hold its tokens in order; the label of a token is the next one.
     """
 
     images: Tensor | list[Path]

@@ -130,7 +130,8 @@ class BlockSpec:
                 layers.append(BranchLayer(module, None, None, 0.0))
                 continue
             if not layers:
-                raise Unsupported(f"its branch begins with {describe(module)}, not with a convolution")
+                ordinary = "an ordinary convolution of images or a linear layer"
+                raise Unsupported(f"its branch begins with {describe(module)}, not with {ordinary}")
             last = layers[-1]
             if isinstance(module, nn.Dropout):
                 last = replace(last, drop=max(last.drop, module.p))
@@ -155,7 +156,9 @@ class BlockSpec:
             if isinstance(module, NO_OPS) or (not stages and isinstance(module, DROPOUTS)):
                 continue
             if isinstance(module, LAYERS):
-                if not inherits_from(module, *LAYERS) or isinstance(module, nn.Conv3d):
+                if isinstance(module, nn.Conv3d):
+                    raise Unsupported(f"its branch holds {describe(module)}, a 3-D convolution; 1-D and 2-D are known")
+                if not inherits_from(module, *LAYERS):
                     raise Unsupported(f"its branch holds {describe(module)}, which is no ordinary convolution")
                 stages.append(Stage(module, pad, ()))
                 pad = ()
@@ -170,7 +173,7 @@ class BlockSpec:
         return tuple(stages)
 
     def framed(self) -> tuple["BlockSpec", tuple[nn.Module, ...], tuple[nn.Module, ...]]:
-        """The block with all layers of its branch on the same axes, and the changes of axes before and behind it.
+        """The spec with all layers of the branch on the same axes, and the changes of axes before and behind it.
 
         Linear layers on the last axis of images become 1 x 1 convolutions (ConvNeXt); a branch whose layers all read
         other axes than x has (the tokens of an MLP-Mixer) is given on theirs.
@@ -259,7 +262,7 @@ class BlockSpec:
 
 
 def as_channels_first(module: nn.Module) -> nn.Module:
-    """What a module does on the last axis of (B, H, W, C), on the second of (B, C, H, W)."""
+    """A module that does on axis 1 of (B, C, H, W) what `module` does on the last of (B, H, W, C)."""
     if isinstance(module, nn.Linear):
         conv = layer_with(module.weight[..., None, None], module.bias)
         conv.weight.requires_grad_(module.weight.requires_grad)
@@ -275,7 +278,7 @@ def as_channels_first(module: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def check_keeps_shape(module: nn.Module, stage: Stage) -> None:
-    """Refuses a module behind a convolution that gives another shape than it reads (pooling), for it is no gate."""
+    """Raises Unsupported for a module behind a convolution that changes the shape (pooling)."""
     axes = stage.conv.weight.ndim - 2
     if not axes or isinstance(module, (*NORMS, Scale, Shift)) or is_activation(module):
         return
@@ -294,7 +297,7 @@ def is_elementwise(module: nn.Module) -> bool:
 
 
 def describe(module: nn.Module) -> str:
-    """The package and the class of a module: 'timm.SEModule'; of code that was read, the function and its line."""
+    """The package and class of a module, 'timm.SEModule', or the function and line of a piece of a forward."""
     line = getattr(module, "meta", {}).get("line")
     if line:
         return f"{type(module).__name__!r} ({line})"
@@ -302,7 +305,7 @@ def describe(module: nn.Module) -> str:
 
 
 def is_activation(module: nn.Module) -> bool:
-    """The activations of torch.nn and timm that act on each number alone, and subclasses that change nothing."""
+    """Whether a module is an elementwise activation of torch.nn or timm, or a subclass that changes nothing."""
     known = known_class(module)
     listed = known.__module__.startswith(("torch.nn.modules.activation", "timm.layers.activations"))
     across = (nn.MultiheadAttention, nn.GLU, nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin)
@@ -310,7 +313,7 @@ def is_activation(module: nn.Module) -> bool:
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """A BatchNorm that computes what PyTorch's does, with an activation behind it if it is timm's."""
+    """Whether a module computes what PyTorch's BatchNorm does; timm's may have an activation behind it."""
     if behaves_as(module, BatchNormAct2d):
         return behaves_as(module.drop, nn.Identity, *DROPOUTS)  # type: ignore[arg-type]
     return behaves_as(module, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

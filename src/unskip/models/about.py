@@ -61,7 +61,7 @@ class About:
 
 
 def about(name: str) -> About:
-    """Built on the meta device, so it takes neither memory nor fitting."""
+    """The line of a name, counted on the meta device: without memory for weights, and without fitting coders."""
     entry = _entry(name)
     with torch.device("meta"):
         model = entry.build().eval()

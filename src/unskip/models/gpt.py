@@ -44,6 +44,8 @@ class GPTBlock(nn.Module):
 
 
 class SkipFreeGPTBlock(SkipFreeBlock, GPTBlock):
+    """mlp(attention(norm(x))); `mlp` holds its own norm."""
+
     mlp: Any
 
     def forward(self, x: Tensor) -> Tensor:
@@ -118,6 +120,11 @@ class GPT(nn.Module):
         self.grad_checkpointing = enable
 
     def forward_features(self, ids: Tensor) -> Tensor:
+        if isinstance(ids, Tensor) and ids.shape[1] > self.context:  # a symbolic trace (torch.fx) has no sizes
+            raise ValueError(
+                f"GPT: a text of {ids.shape[1]} tokens came, and the network was built for context={self.context}; "
+                "give a part of it, or build the network with a longer context."
+            )
         x = self.embed(ids) + self.pos_embed[: ids.shape[1]]
         x = checkpoint_seq(self.blocks, x) if self.grad_checkpointing and self.training else self.blocks(x)
         return self.norm(x)
@@ -127,9 +134,8 @@ class GPT(nn.Module):
 
 
 # Learners of 2.5 C hidden units: three quarters of the residual network's weights.
-WIDTH = 384
 PRESETS: dict[str, dict[str, Any]] = {
-    "pnnh": {"attention": "shaped", "hidden": {WIDTH: 960}, "scale": 0.1},
+    "pnnh": {"attention": "shaped", "hidden": 2.5, "scale": 0.1},
     "plain": {"attention": "plain"},
     "full_carry": {"attention": "shaped", "scale": 0.1},
 }

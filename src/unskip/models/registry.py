@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from unskip._core.text import nearest
 from unskip.methods import method_options
 from unskip.models import weights
-from unskip.surgery import plainify
+from unskip.surgery.plainify import plainify
 
 Build = Callable[..., nn.Module]
 TIMM_OPTIONS = (
@@ -131,7 +131,7 @@ class Entry:
 
 
 def unexpected(error: TypeError, arguments: Collection[str]) -> str:
-    """The argument of these that a TypeError calls unexpected; '' if the error is about something else."""
+    """The argument among `arguments` that a TypeError calls unexpected; '' if the error is about something else."""
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     return found[1] if found is not None and found[1] in arguments else ""
 
@@ -205,7 +205,7 @@ def create_model(name: str, pretrained: bool = False, *, method: str = "", **kwa
             "`unskip models` lists them."
         )
     if method:
-        known = method_options(method)
+        known = ["attention", *method_options(method)]
         options = {option: kwargs.pop(option) for option in list(kwargs) if option in known}
         return plainify(create_model(name, pretrained, **kwargs), method, **options)
     try:

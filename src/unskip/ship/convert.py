@@ -66,7 +66,7 @@ def convert(
         )
     model = checked_model("convert", model)
     plain = plainify(model, how, strict=strict, example=example)
-    check = check_stored("plainify", model, plain, find_example("plainify", plain, example))
+    check = check_stored("plainify", model, plain, find_example("plainify", model, example, plain))
     exact = plain.surgery.exact  # type: ignore[union-attr]
     plain.conversion = Conversion(cost=compare(model, plain, example), exact=exact, check=check)  # type: ignore[assignment, arg-type]
     return plain

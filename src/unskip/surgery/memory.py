@@ -88,14 +88,14 @@ class MemoryPlan:
 
     @property
     def peak_at(self) -> LiveTensor:
-        """What is being written when most is alive; the first such tensor."""
+        """The tensor that is being written when memory peaks; the first such tensor."""
         live = self.live()
         step = live.index(max(live))
         return next(tensor for tensor in self.tensors[1:] if tensor.first == step)
 
     @property
     def alive_at_peak(self) -> tuple[LiveTensor, ...]:
-        """The tensors that fill the memory at the peak; of several in the same place the one that is there then."""
+        """The tensors in memory at the peak; of those that share a place, the one that is there then."""
         at = self.peak_at.first
         held: dict[int, LiveTensor] = {}
         for i, tensor in enumerate(self.tensors):
@@ -208,7 +208,7 @@ class Recorder(TorchDispatchMode):
         for i, tensor in enumerate(self.written):
             if i in outputs:
                 tensor["last"] = last
-        # Nobody reads the indices of a pooling, for instance: no runtime writes them.
+        # Some outputs are never read, such as the indices of a pooling: no runtime writes them.
         unread = {i for i, tensor in enumerate(self.written) if i and not tensor["reads"] and i not in outputs}
         numbered = {i: n for n, i in enumerate(i for i in range(len(self.written)) if i not in unread)}
         for tensor in self.written:
@@ -237,7 +237,11 @@ class Recorder(TorchDispatchMode):
         self.delays.append(delay)
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Iterable[type], args: tuple = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.kept.append(result)
@@ -268,7 +272,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _delay(operator: str, args: tuple[Any, ...]) -> float:
-    """What an operator must have read before it begins to write, in images."""
+    """How much an operator must have read before it begins to write, in images."""
     if operator in WHOLE_IMAGE or (operator in ("mean", "sum", "amax") and _over_pixels(*args[:2])):
         return 1.0
     if operator == "convolution":

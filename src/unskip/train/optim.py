@@ -2,6 +2,7 @@
 
 import bisect
 import fnmatch
+import inspect
 import math
 from typing import Any
 
@@ -14,7 +15,9 @@ from unskip.train.penalties import unit_weights
 from unskip.train.recipe import OptimizerConfig
 
 ADAM = ("adam", "adamw", "nadam", "nadamw")  # optimizers that take `beta2` and `eps`
-CAPTURABLE = ("sgd", "adam", "adamw")  # optimizers whose update can be part of a CUDA graph
+MUON_IS_CAPTURABLE = "capturable" in inspect.signature(Muon).parameters  # in timm 1.0.29 and later
+# Optimizers whose update can be part of a CUDA graph
+CAPTURABLE = ("sgd", "adam", "adamw", *(["muon"] if MUON_IS_CAPTURABLE else []))
 
 
 def param_groups(model: nn.Module, weight_decay: float, *, decay_all: bool = False) -> list[dict[str, Any]]:
@@ -92,7 +95,9 @@ def hidden_matrices(model: nn.Module) -> set[int]:
     return {id(m.weight) for m in inner if m.weight.requires_grad} - outer
 
 
-def make_muon(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+def make_muon(
+    groups: list[dict[str, Any]], config: OptimizerConfig, *, cuda_graph: bool = False
+) -> torch.optim.Optimizer:
     """timm's Muon for the groups with `use_muon`, and AdamW for the rest, which shares the learning rate.
 
     An update is orthogonalised by Newton and Schulz and scaled to the size of AdamW's, 0.2 √(larger side) (Liu et al.
@@ -112,6 +117,7 @@ def make_muon(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.op
         conv_mode="flatten",
         normalize_spatial=True,
         betas=(0.9, config.beta2),
+        **({"capturable": True} if cuda_graph else {}),
     )
 
 
@@ -136,7 +142,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, *, cuda_graph: boo
         kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
         optimizer = kind(groups, lr=lr, fused=True, capturable=True, **adam)
     elif name == "muon":
-        optimizer = make_muon(groups, config)
+        optimizer = make_muon(groups, config, cuda_graph=cuda_graph)
     else:
         optimizer = create_optimizer_v2(groups, opt=name, lr=lr, **(adam or {"momentum": momentum}))
     for group in optimizer.param_groups:

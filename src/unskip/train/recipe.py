@@ -83,7 +83,7 @@ class RunConfig(Section):
     sync_bn: bool = False  # batch statistics over all GPUs
     deterministic: bool = False  # the same losses twice, also on a GPU
     seed: NonNegative[int] = 0  # of weights, order and augmentation; the validation split is the same for all seeds
-    quantize: WeightBits = 0  # bits of weights in training as the INT8 file that is made of it, 7 or 8; 0: in float
+    quantize: WeightBits = 0  # bits of weights in quantisation-aware training: 7 or 8, as in the INT8 file; 0: off
     keep: Literal["last", "best"] = "last"  # which weights are tested: the last, or the best on validation
     recalibrate_batchnorm: NonNegative[int] = 0  # training images, as one batch, for BatchNorm at the end; 0: off
     save_steps: Free[NonNegative[int]] = 0  # updates between checkpoints, besides the end of each epoch

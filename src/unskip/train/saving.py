@@ -1,6 +1,5 @@
 """Saving a run and going on with it: what of a Training goes into a checkpoint, and back."""
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,7 @@ def save(training: "Training") -> None:
     t = training
     t.flush_metrics()
     machine.average_norms(t.accelerator, t.bare)
-    now = time.perf_counter()
-    t.seconds, t.clock = t.seconds + now - t.clock, now
+    t.count_seconds()
     weights = machine.network_state(t.accelerator, t.network)
     optimizer = machine.optimizer_state(t.accelerator, t.network, t.optimizer)
     random = gather_object([rng.get_state()])
