@@ -68,7 +68,7 @@ def test_a_feed_gives_each_piece_once_with_the_next_tokens(file: Path) -> None:
 
 
 def test_what_is_refused(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="too few for context=4000 and the one behind"):
+    with pytest.raises(ValueError, match="too few for context=4000 and the token after it"):
         load(config(context=4000), file)
     file.write_bytes(b"\xff\xfe" * 500)
     with pytest.raises(ValueError, match=r"no text in UTF-8 .* tokens = 'bytes' reads any file"):

@@ -117,10 +117,15 @@ def gelu(m: Parts, x: Tensor) -> Tensor:
     return x + m.conv2(F.gelu(m.conv1(x)))
 
 
+def variadic(m: Parts, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+    return F.relu(m.bn2(m.conv2(F.relu(m.conv1(x, *args, **kwargs)))) + x)
+
+
 FORWARDS = [
     in_place_sum, method_sum, difference, alpha, both_scaled, sum_scaled, learned, learned_on_both_sides, layer_scale,
     gains_by_view, dropped,
     preactivation, preactivated_identity, preactivated_projection, projection_of_x, gated, by_a_function, gelu,
+    variadic,
 ]  # fmt: skip
 
 
@@ -192,6 +197,25 @@ def test_what_can_not_be_read_is_refused_with_its_line(forward: Callable[[Parts,
     line = next(i for i, text in enumerate(source, 1) if i > begin and "# the line" in text)
     with pytest.raises(ValueError, match=rf"block '1' of Sequential .*{re.escape(f'(test_traced.py:{line})')}"):
         unskip.plainify(network_of(forward), method)
+
+
+class VideoBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv3d(4, 4, 3, padding=1), nn.Conv3d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv2(F.relu(self.conv1(x))) + x)
+
+
+def test_blocks_of_3d_convolutions_become_plain_or_are_refused_by_name() -> None:
+    network = nn.Sequential(VideoBlock()).eval()
+    x = torch.randn(2, 4, 4, 6, 5)
+    plain = unskip.plainify(network, "plain", example=x)
+    assert plain(x).shape == x.shape
+    for method in ("pnnh", "rm"):
+        with pytest.raises(ValueError, match=r"its branch holds torch.Conv3d, a 3-D convolution; 1-D and 2-D are"):
+            unskip.plainify(network, method, example=x)
 
 
 def test_parts_are_the_modules_of_the_block() -> None:

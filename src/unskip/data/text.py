@@ -56,7 +56,7 @@ def text(config: DataConfig, root: Path) -> DataSet:
         if size <= config.context and not (part == "validation" and config.val_fraction == 0):
             raise ValueError(
                 f"data: {path} has {len(tokens):,} {config.tokens}, of which {size:,} are for {part}: too few for "
-                f"context={config.context} and the one behind. Lower context, or take a longer text."
+                f"context={config.context} and the token after it. Lower context, or take a longer text."
             )
     train, held, last = (Split(part, part) for part in tokens.split([size for _, size in parts]))
     return DataSet(

@@ -142,22 +142,24 @@ def _other_sizes(x: Tensor) -> list[Tensor]:
     return [3 * torch.randn(shape, generator=generator, dtype=x.dtype) for shape in shapes]
 
 
-def find_example(command: str, model: nn.Module, example: Tensor | None) -> Tensor:
-    """The given example in float64, or random inputs of a shape that the model takes."""
+def find_example(command: str, model: nn.Module, example: Tensor | None, rewritten: nn.Module | None = None) -> Tensor:
+    """The given example in float64, or random inputs of a shape that the model takes, and so does what it became."""
+    models = [m for m in (model, rewritten) if m is not None]
     if example is not None:
         if not isinstance(example, Tensor) or not example.is_floating_point() or example.is_meta:
             raise ValueError(f"{command}: example={in_words(example)} must be a batch of floating-point inputs.")
         if not torch.isfinite(example).all():
             raise ValueError(f"{command}: example has numbers that are not finite, so nothing can be checked on it.")
         x = example.detach().to("cpu", torch.float64)
-        if problem := _problem(model, x):
-            name = type(model).__name__
-            raise ValueError(f"{command}: {name} can't run on an example of shape {tuple(x.shape)}: {problem}.")
+        for m in models:
+            if problem := _problem(m, x):
+                name = type(m).__name__
+                raise ValueError(f"{command}: {name} can't run on an example of shape {tuple(x.shape)}: {problem}.")
         return x
     generator = torch.Generator().manual_seed(0)
     for shape in input_shapes(model):
         x = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
-        if not _problem(model, x):
+        if not any(_problem(m, x) for m in models):
             return x
     name = type(model).__name__
     raise ValueError(f"{command}: no input was found that {name} takes, to check the result on; give it as example=.")

@@ -1,4 +1,4 @@
-"""Reads residual blocks off the code of a forward, for blocks that no reader knows by their class.
+"""Reads residual blocks from the code of a forward, for blocks whose class no reader knows.
 
 torch.fx follows a forward symbolically, with the modules that it calls as leaves. In the graph every addition of two
 tensors that depend on the input is a residual connection between the fork, its immediate dominator, and itself:
@@ -29,7 +29,7 @@ from unskip._core.errors import reason
 from unskip._core.layers import altered, inherits
 from unskip.methods.pieces import PadShortcut, Permute, Residual, Scale, Shift, Transpose
 from unskip.methods.spec import LAYERS, NO_OPS, NORMS, BlockSpec, Unsupported, is_activation
-from unskip.surgery.tracing import line_here, user_line
+from unskip.surgery.tracing import InputTracer, line_here, other_arguments, user_line
 from unskip.surgery.verify import difference
 
 EXACT = 1e-9  # relative, in float64
@@ -46,7 +46,7 @@ VIEWS = RESHAPES | {
 }  # fmt: skip
 ATTENTION = {"softmax", "scaled_dot_product_attention", "MultiheadAttention", "matmul", "bmm", "einsum"}
 
-# Functions of one tensor as modules, by name; in place or not is the same here.
+# The module for each function of one tensor. In-place variants have the same names here.
 FUNCTIONS: dict[str, Callable[..., nn.Module | None]] = {
     "relu": lambda inplace=False: nn.ReLU(),
     "relu6": lambda inplace=False: nn.ReLU6(),
@@ -96,7 +96,7 @@ for _operator in IN_PLACE:
     setattr(_Proxy, f"__{_operator}__", _recorded(getattr(operator, _operator)))
 
 
-class _Follower(fx.Tracer):
+class _Follower(InputTracer):
     """Follows one forward; every module that it calls is a leaf."""
 
     proxy_buffer_attributes = True
@@ -118,7 +118,7 @@ def _at(line: str) -> str:
 
 
 class Flow:
-    """What one forward does with its input, as a graph of the modules and functions that it calls."""
+    """The graph of the modules and functions that one forward calls."""
 
     def __init__(self, module: nn.Module, *, training: bool = False) -> None:
         self.module = module
@@ -214,7 +214,7 @@ class Flow:
         return [n for n in self.sources if n is not self.start and self.is_sum(n)]
 
     def path(self, start: fx.Node, end: fx.Node) -> list[nn.Module]:
-        """The modules between two nodes, of which the first dominates the second."""
+        """The modules that lead from `start` to `end`, where `start` dominates `end`."""
         found: list[nn.Module] = []
         while end is not start:
             above = self.above[end]
@@ -223,7 +223,7 @@ class Flow:
         return found
 
     def _step(self, above: fx.Node, node: fx.Node) -> list[nn.Module]:
-        """A node that depends on the input through one other alone, as modules."""
+        """The modules that compute `node` from `above`, its immediate dominator."""
         name, others = _name(node), [a for a in node.args[1:] if isinstance(a, fx.Node)]
         one = self.sources[node] == [above] and node.all_input_nodes.count(above) == 1
         if not one:
@@ -254,7 +254,7 @@ class Flow:
         return FUNCTIONS[name](*node.args[1:], **kwargs)
 
     def _constant(self, above: fx.Node, node: fx.Node) -> nn.Module | None:
-        """A gain or a shift by a number or a parameter."""
+        """A `Scale` or `Shift` by a number or a parameter; None for any other operand."""
         name = _name(node)
         first = node.args[0] is above
         other = node.args[1] if first else node.args[0]
@@ -291,7 +291,7 @@ class Flow:
         return known[node]
 
     def _region(self, start: fx.Node, end: fx.Node) -> nn.Module:
-        """All between two nodes as one module, which runs as it is; refused if it holds an addition."""
+        """All that lies between two nodes as one module; raises Unsupported if it contains a residual addition."""
         inside = self.between(start, end)
         for node in inside:
             if self.is_sum(node):
@@ -303,13 +303,13 @@ class Flow:
         return region
 
     def cut_out(self, start: fx.Node, end: fx.Node) -> fx.GraphModule:
-        """What happens between two nodes, as a module of its own."""
+        """A module that computes `end` from `start`."""
         graph = fx.Graph()
         graph.output(self._copy_into(graph, {start: graph.placeholder("x")}, end))
         return fx.GraphModule(self.module, graph, _name(end) or "Part").train(self.module.training)
 
     def between(self, start: fx.Node, end: fx.Node) -> set[fx.Node]:
-        """The nodes between two, the second included, that depend on the input."""
+        """The nodes on all ways from `start` to `end`, with `end` and without `start`."""
         found, queue = {end}, [end]
         while queue:
             for source in self.sources[queue.pop()]:
@@ -323,7 +323,7 @@ class Flow:
         return str(node.meta.get("line", ""))
 
     def residual(self, node: fx.Node) -> "tuple[list[nn.Module], list[nn.Module]]":
-        """Branch and shortcut that an addition adds, from the fork on."""
+        """The branch and the shortcut of an addition, from the fork on."""
         fork = self.above[node]
         sides = [self.path(fork, n) for n in node.args[:2]]  # type: ignore[arg-type]
         if _name(node) in ("sub", "isub"):
@@ -338,7 +338,7 @@ class Flow:
         return branch, shortcut
 
     def whole(self) -> "tuple[fx.Node, list[nn.Module]] | None":
-        """The one addition that the forward is built around, and what stands behind it: activations and gains."""
+        """The only addition of the forward, and the activations and gains after it; None if there is none."""
         end = self.end
         behind: list[nn.Module] = []
         while not self.is_sum(end):
@@ -362,12 +362,11 @@ class Flow:
 
 def _defaults(module: nn.Module) -> dict[str, Any]:
     """The arguments behind the first, at their defaults."""
-    others = list(inspect.signature(module.forward).parameters.values())[1:]
-    return {p.name: p.default for p in others if p.default is not p.empty}
+    return {p.name: p.default for p in other_arguments(module) if p.default is not p.empty}
 
 
 def _name(node: fx.Node) -> str:
-    """The name of a function or method, without the mark of those that work in place."""
+    """The name of the function or method that a node calls, without the underscore of in-place variants."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     return name.strip("_") if node.op in ("call_function", "call_method") else ""
 
@@ -388,14 +387,14 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _weight(side: list[nn.Module]) -> tuple[int, ...]:
-    """Greater for what is the branch: more layers, larger kernels, more activations, more of all."""
+    """A sort key, greater for the branch than for the shortcut: layers, then kernel sizes, activations, modules."""
     layers = [m for part in side for m in part.modules() if isinstance(m, LAYERS)]
     kernels = sum(m.weight[0, 0].numel() for m in layers)
     return (len(layers), kernels, sum(map(is_activation, side)), sum(not isinstance(m, NO_OPS) for m in side))
 
 
 def flat(module: nn.Module) -> list[nn.Module]:
-    """A module as the layers that it runs one after another; itself where it does anything else."""
+    """The layers that a module runs one after another; the module itself if it does anything else."""
     if altered(module):
         return [module]
     if isinstance(module, StochasticDepth):
@@ -417,7 +416,7 @@ def flat(module: nn.Module) -> list[nn.Module]:
 
 
 def _has_region(flow: Flow) -> bool:
-    """Whether a forward is more than one layer behind another, so that its module is best left whole."""
+    """Whether a forward is more than a chain of layers, so that its module is better left whole."""
     node = flow.end
     while node is not flow.start:
         if len(flow.sources[node]) > 1:
@@ -427,9 +426,9 @@ def _has_region(flow: Flow) -> bool:
 
 
 def adds(module: nn.Module) -> bool:
-    """Whether the code of a module itself, or a function of it or of its file that it calls, may add two tensors.
+    """Whether the forward of a module, or a function that it calls, may add two tensors, judged by its bytecode.
 
-    Cheaper than to follow it; what adds nothing has no residual connection.
+    This is cheaper than tracing. A forward without additions has no residual connection.
     """
     if isinstance(module, fx.GraphModule):
         return True
@@ -456,7 +455,7 @@ def adds(module: nn.Module) -> bool:
 
 
 def is_layer(module: nn.Module) -> bool:
-    """A layer of PyTorch, or another that is known for what it is: its code is not followed."""
+    """Whether a module is a layer of PyTorch or another known one, whose forward is not traced."""
     known = (cls for cls in type(module).__mro__ if cls.__module__.startswith("torch.nn.modules"))
     own = next(known) not in (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict)
     special = isinstance(module, NORMS) or is_activation(module) or hasattr(module, "to_ordinary")
@@ -467,7 +466,7 @@ def is_layer(module: nn.Module) -> bool:
 
 
 def read_traced(block: nn.Module, path: str) -> BlockSpec:
-    """The parts of a block, read off its forward and proved."""
+    """The BlockSpec of a block, read from its forward and proved."""
     flow = Flow(block)
     found = flow.whole()
     if found is None:
@@ -483,7 +482,7 @@ def read_traced(block: nn.Module, path: str) -> BlockSpec:
 def assemble(
     path: str, pre: list[nn.Module], branch: list[nn.Module], shortcut: list[nn.Module], behind: list[nn.Module]
 ) -> BlockSpec:
-    """A BlockSpec of what was read: gains behind the sum go to its sides, norms before the branch to `pre`."""
+    """The BlockSpec of these parts. Gains behind the sum move to its sides, norms before the branch to `pre`."""
     pre, branch, shortcut = list(pre), list(branch), list(shortcut)
     behind = [m for m in behind if not isinstance(m, nn.Identity)]
     while behind and isinstance(behind[0], Scale):
@@ -528,7 +527,7 @@ def _is_pre(module: nn.Module) -> bool:
 
 
 def _as_sampling(shortcut: list[nn.Module], channels: int, axes: int) -> list[nn.Module]:
-    """A shortcut with what it does without weights, subsampling and zero padding of channels, as PadShortcut."""
+    """The shortcut with subsampling and zero padding of channels as `PadShortcut`."""
     done: list[nn.Module] = []
     for module in shortcut:
         bare = isinstance(module, fx.GraphModule | nn.ZeroPad1d | nn.ZeroPad2d) and not list(module.parameters())
@@ -549,7 +548,7 @@ def _as_sampling(shortcut: list[nn.Module], channels: int, axes: int) -> list[nn
 
 @torch.no_grad()
 def sampling(module: nn.Module, channels: int, axes: int) -> PadShortcut | None:
-    """The PadShortcut that a module without weights is, found and checked on random inputs; None if it is none."""
+    """The PadShortcut that does the same as a module without weights on random inputs; None if none does."""
     generator = torch.Generator().manual_seed(0)
     known: PadShortcut | None = None
     for shape in ((12, 8)[:axes], (7, 9)[:axes]):
@@ -572,7 +571,7 @@ def sampling(module: nn.Module, channels: int, axes: int) -> PadShortcut | None:
 
 
 def residual_of(spec: BlockSpec) -> Residual:
-    """The block that a spec describes, with its own modules."""
+    """A `Residual` made of the modules of a spec."""
     return Residual(
         nn.Sequential(*spec.branch),
         pre=nn.Sequential(*spec.pre),
@@ -588,7 +587,7 @@ def residual_of(spec: BlockSpec) -> Residual:
 
 @torch.no_grad()
 def prove_parts(block: nn.Module, spec: BlockSpec, line: str = "") -> None:
-    """Refuses a block whose parts, put together again, do not give what it gives, with random weights in float64."""
+    """Raises Unsupported if the parts, put together again, differ from the block, with random weights in float64."""
     if any(t.is_meta for t in (*block.parameters(), *block.buffers())):
         return
     try:
@@ -600,7 +599,7 @@ def prove_parts(block: nn.Module, spec: BlockSpec, line: str = "") -> None:
 
 @torch.no_grad()
 def compare(block: nn.Module, parts: nn.Module, spec: BlockSpec, line: str = "") -> None:
-    """Runs both on random inputs of shapes that they may take; the two share their weights, which are set at random."""
+    """Raises Unsupported if the two differ on random inputs. They share their weights, which are set at random."""
     generator = torch.Generator().manual_seed(0)
     for module in {*block.modules(), *parts.modules()}:
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -633,11 +632,11 @@ def compare(block: nn.Module, parts: nn.Module, spec: BlockSpec, line: str = "")
         if proved == 2:
             return
     if not proved:
-        raise Unsupported(f"no input was found that it takes, to prove its parts on{_at(line)}")
+        raise Unsupported(f"no input was found that it takes, to prove on it what was read{_at(line)}")
 
 
 def _call(module: nn.Module, x: Tensor) -> Any:
-    """module(x), where a failure is to be expected: an fx.GraphModule prints its own."""
+    """module(x); an fx.GraphModule would print a failure before it raises."""
     return module.forward(x) if isinstance(module, fx.GraphModule) else module(x)
 
 
@@ -647,15 +646,17 @@ def _set_in_place(modules: list[nn.Module], value: bool) -> None:
 
 
 def _shapes(spec: BlockSpec) -> Iterator[tuple[int, ...]]:
-    """Shapes of one input that a block may take, without the batch."""
+    """Shapes to try as one input of a block, without the batch."""
     modules = [m for part in (*spec.pre, *spec.branch) for m in part.modules()]
     sizes = [m.normalized_shape[-1] for m in modules if isinstance(m, nn.LayerNorm)]
     sizes += [m.num_features for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    sizes += [m.in_channels for m in modules if isinstance(m, nn.Conv1d | nn.Conv2d)]
+    sizes += [m.in_channels for m in modules if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
     sizes += [m.in_features for m in modules if isinstance(m, nn.Linear)]
     for width in dict.fromkeys(sizes):
         if any(isinstance(m, nn.Conv1d) for m in modules):
             yield from ((width, 16), (width, 13))
+        if any(isinstance(m, nn.Conv3d) for m in modules):
+            yield from ((width, 4, 6, 8), (width, 3, 5, 7))
         yield from ((width, 8, 6), (width, 5, 7), (width, 4, 10), (8, 6, width), (width,), (6, width))
         yield from ((other, width) for other in dict.fromkeys(sizes))
 
@@ -664,10 +665,10 @@ def _shapes(spec: BlockSpec) -> Iterator[tuple[int, ...]]:
 
 
 def expose(model: nn.Module) -> nn.Module:
-    """The model with every residual connection that a larger forward holds as a module of its own, a `Residual`.
+    """The model with each residual connection inside a larger forward turned into a module, a `Residual`.
 
-    In place; a module whose forward is rewritten becomes an fx.GraphModule with the same children. What can't be read
-    stays as it is.
+    It is changed in place. A module whose forward is rewritten becomes an fx.GraphModule with the same children. What
+    can't be read stays as it is.
     """
     from unskip.surgery.reading import find_blocks, reader_of
 
@@ -751,7 +752,7 @@ def _rewritten(module: nn.Module, flow: Flow, sums: list[fx.Node]) -> nn.Module:
 
 
 def _substitute(module: nn.Module, graph: fx.Graph, node: fx.Node, path: str, new: nn.Module, source: fx.Node) -> None:
-    """Has a module compute what a node computes, from another node."""
+    """Replaces a node by a call of `new`, registered at `path`, on the output of `source`."""
     (source,) = source.meta.get("moved", (source,))
     module.set_submodule(path, new.train(module.training))
     with graph.inserting_after(node):
