@@ -710,7 +710,7 @@ def _same_in_all_modes(flow: Flow) -> bool:
 
 def _calls(flow: Flow, training: bool) -> list[tuple[str, ...]]:
     """The nodes of a graph as text, without the argument by which a dropout follows the mode."""
-    calls = []
+    calls: list[tuple[str, ...]] = []
     for node in flow.graph.nodes:
         kwargs = dict(node.kwargs)
         if _name(node).startswith("dropout") and kwargs.get("training") is training:
