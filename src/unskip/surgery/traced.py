@@ -194,7 +194,8 @@ class Flow:
             for known in same:
                 if any(order[user] > order[node] for user in known.users):
                     return True
-                near = [user for user in known.users if _is_view(user)] + [*known.args[: int(_is_view(known))]]  # type: ignore[list-item]
+                near = [user for user in known.users if _is_view(user)]
+                near += [n for n in known.args[: int(_is_view(known))] if isinstance(n, fx.Node)]
                 same += [n for n in near if n not in same and n is not node]
         return False
 
