@@ -253,9 +253,9 @@ def parse_command(words: Sequence[str], data: str | None = None) -> tuple[str, R
             raise ValueError(
                 f"train: --data {data} does not exist."
                 if not path.exists()
-                else f"train: what --data {data} holds is not recognised. Images lie in a folder for each class, at least "
-                f"two of them, for instance {data}/cat/*.jpg and {data}/dog/*.jpg. For other data say what they are with "
-                "--dataset (`unskip train --list` names recipes that do)."
+                else f"train: what --data {data} holds is not recognised. Images lie in a folder for each class, at "
+                f"least two of them, for instance {data}/cat/*.jpg and {data}/dog/*.jpg. For other data say what they "
+                "are with --dataset (`unskip train --list` names recipes that do)."
             )
         if kind == "imagefolder":
             name = DEFAULT_IMAGES
