@@ -52,7 +52,7 @@ TORCH_LAYERS = """
 TORCH_FUNCTIONS = """
     abs add amax amin avg_pool1d cat chunk clamp concat conv1d conv2d div exp flatten logsumexp
     matmul max_pool2d maximum mean minimum mul narrow neg permute pow relu relu_ reshape roll rsqrt sigmoid softmax
-    split sqrt square squeeze stack sub sum swapaxes tanh transpose unbind unsqueeze
+    split sqrt square squeeze stack sub sum swapaxes tanh transpose unbind unsqueeze zeros_like
 """
 F_FUNCTIONS = """
     adaptive_avg_pool2d adaptive_max_pool2d avg_pool2d batch_norm conv1d conv2d dropout dropout2d elu gelu

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from unskip._core.text import nearest
 from unskip.methods import method_options
 from unskip.models import weights
-from unskip.surgery import plainify
+from unskip.surgery.plainify import plainify
 
 Build = Callable[..., nn.Module]
 TIMM_OPTIONS = (
@@ -131,7 +131,7 @@ class Entry:
 
 
 def unexpected(error: TypeError, arguments: Collection[str]) -> str:
-    """The argument of these that a TypeError calls unexpected; '' if the error is about something else."""
+    """The argument among `arguments` that a TypeError calls unexpected; '' if the error is about something else."""
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     return found[1] if found is not None and found[1] in arguments else ""
 
@@ -191,6 +191,11 @@ def create_model(name: str, pretrained: bool = False, *, method: str = "", **kwa
     with a method, that method's options: for a `pnnh_` name those of `unskip.methods.PNNH`. `method` makes any other
     network skip-free with that method, whose options are then taken too. `pretrained=True` loads the weights that come
     with the package, for names that have some; `network.pretrained_cfg["description"]` says how good they are.
+
+    Example:
+        >>> net = unskip.create_model("pnnh_resnet20", num_classes=100, in_chans=1, ratio=0.25)
+        >>> net(torch.zeros(2, 1, 32, 32)).shape  # (B, C, H, W) -> (B, classes)
+        torch.Size([2, 100])
     """
     if not isinstance(name, str):
         raise ValueError(f"create_model: name={name!r} must be text, for instance 'pnnh_resnet110'.")
@@ -200,7 +205,7 @@ def create_model(name: str, pretrained: bool = False, *, method: str = "", **kwa
             "`unskip models` lists them."
         )
     if method:
-        known = method_options(method)
+        known = ["attention", *method_options(method)]
         options = {option: kwargs.pop(option) for option in list(kwargs) if option in known}
         return plainify(create_model(name, pretrained, **kwargs), method, **options)
     try:

@@ -5,16 +5,18 @@ its best epoch, so that each is at its own best. `unskip.models.gpt` is the netw
 """
 
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from matplotlib.figure import Figure
 
 from unskip.reproduce.registry import Outcome, between, one_of, reproduction
-from unskip.reproduce.trained import Trained, flags, train
+from unskip.reproduce.trained import Trained, flags, train, with_time_left
 from unskip.train.many import Finished
+from unskip.train.optim import CAPTURABLE
 from unskip.train.recipe import Recipe, load_recipe
 
 NAME = "attention"
@@ -82,8 +84,6 @@ def recipe_of(cell: Cell, rate: float, seed: int, settings: AttentionSettings) -
     """The recipe of one run: shakespeare-pnnh-24 but for what the row, the grid and the machine want."""
     _, model, options = ROWS[cell.row]
     sizes = {"width": settings.width, "depth": cell.depth, "heads": settings.heads, "context": settings.context}
-    if model.startswith("pnnh"):
-        sizes["hidden"] = {str(settings.width): round(2.5 * settings.width)}  # type: ignore[assignment]
     muon = cell.optimizer == "muon"
     epochs = settings.epochs or 1
     return load_recipe(
@@ -105,14 +105,23 @@ def recipe_of(cell: Cell, rate: float, seed: int, settings: AttentionSettings) -
         warmup_epochs=settings.warmup * epochs,
         device="auto" if settings.gpu else "cpu",
         precision="bf16" if settings.gpu else "fp32",
+        cuda_graph=settings.gpu and settings.cuda_graph and "muon" in CAPTURABLE,  # the same for all runs at once
         compile="blocks" if settings.compile else "no",
-        save_seconds=60.0,
+        keep="last",  # what is compared is the validation loss of the best epoch, which needs no weights
+        save_seconds=300.0,  # a pause saves too
     )
 
 
+def best_epoch(run: Finished) -> Mapping[str, Any]:
+    """The epoch with the least validation loss, which is infinite where the run diverged."""
+    known = [row for row in run.epochs if row.get("val_loss") is not None]
+    return min(known, key=lambda row: row["val_loss"], default={"val_loss": float("inf")})
+
+
 def best(run: Finished) -> float:
-    """The validation loss of the best epoch; infinite where the run diverged."""
-    return min((row["val_loss"] for row in run.epochs if row.get("val_loss") is not None), default=float("inf"))
+    """The validation loss of the best epoch."""
+    loss: float = best_epoch(run)["val_loss"]
+    return loss
 
 
 @reproduction(NAME, settings=AttentionSettings, trains=True)
@@ -123,20 +132,26 @@ def attention(settings: AttentionSettings, folder: Path) -> Outcome:
     rates = {name: parse(getattr(settings, f"{name}_rates"), f"{name}_rates", float) for name in optimizers}
     cells = [Cell(row=row, depth=d, optimizer=o) for d in depths for o in optimizers for row in rows]
     first = {cell.name(rate, 0): recipe_of(cell, rate, 0, settings) for cell in cells for rate in rates[cell.optimizer]}
-    runs = train(first, settings, folder / "runs")
-    chosen = {c: min(rates[c.optimizer], key=lambda rate, c=c: best(runs[c.name(rate, 0)])) for c in cells}  # type: ignore[misc]
-    more = {
-        cell.name(rate, seed): recipe_of(cell, rate, seed, settings)
-        for seed in range(1, settings.seeds)
-        for cell, rate in chosen.items()
-    }
-    runs |= train(more, settings, folder / "runs") if more else {}
-    return outcome(settings, cells, chosen, rates, runs)
+    began = time.monotonic()
+    runs, ended = train(first, settings, folder / "runs")
+    chosen = {}
+    for cell in cells:
+        losses = {rate: best(runs[n]) for rate in rates[cell.optimizer] if (n := cell.name(rate, 0)) in runs}
+        if losses:
+            chosen[cell] = min(losses, key=lambda rate: losses[rate])
+    if ended is None:
+        more = {
+            cell.name(rate, seed): recipe_of(cell, rate, seed, settings)
+            for seed in range(1, settings.seeds)
+            for cell, rate in chosen.items()
+        }
+        found, ended = train(more, with_time_left(settings, began), folder / "runs")
+        runs |= found
+    return replace(outcome(settings, chosen, rates, runs), ended=ended)
 
 
 def outcome(
     settings: AttentionSettings,
-    cells: list[Cell],
     chosen: Mapping[Cell, float],
     rates: Mapping[str, list[float]],
     runs: Mapping[str, Finished],
@@ -145,13 +160,16 @@ def outcome(
         "| layers | row | optimizer | best rate | validation loss | less residual's | training loss then | weights |",
         "|---:|---|---|---:|---:|---:|---:|---:|",
     ]
-    seeds = {cell: [runs[cell.name(rate, seed)] for seed in range(settings.seeds)] for cell, rate in chosen.items()}
+    seeds = {
+        cell: [runs[name] for seed in range(settings.seeds) if (name := cell.name(rate, seed)) in runs]
+        for cell, rate in chosen.items()
+    }
     means = {cell: statistics.fmean(map(best, of)) for cell, of in seeds.items()}
     for cell, of in seeds.items():
         losses = [best(run) for run in of]
         spread = f" ± {statistics.stdev(losses):.3f}" if len(losses) > 1 and max(losses) < float("inf") else ""
         base = min((v for c, v in means.items() if c.row == "residual" and c.depth == cell.depth), default=None)
-        trained = [min(run.epochs, key=lambda row: row["val_loss"])["loss"] for run in of if run.epochs]
+        trained = [epoch["loss"] for run in of if "loss" in (epoch := best_epoch(run))]
         weights = next((f"{run.parameters:,}" for run in of if run.parameters), "")
         lines.append(
             f"| {cell.depth} | {ROWS[cell.row][0]} | {cell.optimizer} | {chosen[cell]:g} | {means[cell]:.3f}{spread} | "
@@ -162,7 +180,7 @@ def outcome(
     about = (
         f"Width {settings.width}, context {settings.context}, batch {settings.batch}, {settings.epochs} epochs, "
         f"{settings.seeds} seeds at each row's best rate; ± is the standard deviation over them. Losses are means over "
-        "tokens in nats, of the best epoch on validation."
+        f"tokens in nats, of the best epoch on validation. {len(runs)} runs are done."
     )
     command = f"`unskip reproduce {NAME} {flags(settings)}`: {seconds:.0f} s of training in all."
     grid = {
@@ -173,11 +191,11 @@ def outcome(
         lines=(*lines, about),
         numbers={"runs": grid, "parameters": {name: run.parameters for name, run in runs.items()}},
         readme=(about, "", *lines, "", "## How", command, "`results.json` has the losses of every epoch of every run."),
-        figure=draw(cells, rates, runs),
+        figure=draw(chosen, rates, runs) if chosen else None,
     )
 
 
-def draw(cells: list[Cell], rates: Mapping[str, list[float]], runs: Mapping[str, Finished]) -> Figure:
+def draw(cells: Iterable[Cell], rates: Mapping[str, list[float]], runs: Mapping[str, Finished]) -> Figure:
     """The best validation loss over the learning rate, a panel for each depth and optimizer."""
     panels = list(dict.fromkeys((cell.depth, cell.optimizer) for cell in cells))
     figure = Figure(figsize=(4.2 * len(panels), 3.8), dpi=120, layout="constrained")
@@ -185,11 +203,9 @@ def draw(cells: list[Cell], rates: Mapping[str, list[float]], runs: Mapping[str,
     for place, (depth, optimizer) in zip(axes, panels, strict=True):
         for cell in cells:
             if (cell.depth, cell.optimizer) == (depth, optimizer):
-                losses = [best(runs[cell.name(rate, 0)]) for rate in rates[optimizer]]
-                place.plot(
-                    rates[optimizer], losses, "o-", ms=4, lw=1.4, label=cell.row,
-                    color=COLOURS[list(ROWS).index(cell.row)],
-                )  # fmt: skip
+                losses = {rate: best(runs[n]) for rate in rates[optimizer] if (n := cell.name(rate, 0)) in runs}
+                colour = COLOURS[list(ROWS).index(cell.row)]
+                place.plot([*losses], [*losses.values()], "o-", ms=4, lw=1.4, label=cell.row, color=colour)
         place.set(title=f"{depth} layers, {optimizer}", xscale="log", xlabel="learning rate")
         place.grid(color="#e5e7eb")
     axes[0].set_ylabel("validation loss (nats)")

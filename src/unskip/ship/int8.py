@@ -174,6 +174,14 @@ def quantize(
     Raises:
         ValueError: something that was given is wrong, or more than `limit` is lost (with the table); then there is no
             file, or still the old one.
+
+    Example:
+        >>> images = torch.rand(64, 3, 32, 32)  # (B, C, H, W), of the training set
+        >>> block = unskip.nn.PNNHBlock(3, 16)
+        >>> net = nn.Sequential(block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)).eval()
+        >>> plain = unskip.fold(net, example=images)
+        >>> print(unskip.quantize(plain, "net-int8.onnx", calibrate=images, limit=100))
+        net-int8.onnx: INT8, weights of 7 bits with a scale for each channel, calibrated on 64 inputs; ...
     """
     path = Path(path).expanduser()
     if path.suffix.lower() != ".onnx":

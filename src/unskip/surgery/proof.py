@@ -131,12 +131,14 @@ def check_stored(command: str, model: nn.Module, rewritten: nn.Module, x: Tensor
 
 
 def _other_sizes(x: Tensor) -> list[Tensor]:
-    """Random images of half the size and of half more (a quarter where the example is large)."""
-    if x.ndim != 4:
+    """Random images, or series, of half the size and of half more (a quarter where the example is large)."""
+    if x.ndim not in (3, 4):
         return []
     generator = torch.Generator().manual_seed(1)
     scales = (0.5, 1.5) if max(x.shape[2:]) <= LARGE else (0.5, 0.25)
     shapes = [(1, x.shape[1], *(max(1, int(side * scale)) for side in x.shape[2:])) for scale in scales]
+    if x.ndim == 3:  # series with their channels last, too
+        shapes += [(1, max(1, int(x.shape[1] * scale)), x.shape[2]) for scale in scales]
     return [3 * torch.randn(shape, generator=generator, dtype=x.dtype) for shape in shapes]
 
 
@@ -179,9 +181,11 @@ def input_shapes(model: nn.Module) -> list[tuple[int, ...]]:
     image_shape = getattr(model, "image_shape", None)
     if image_shape is not None:
         shapes.append(tuple(image_shape))
-    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)), None)
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear)), None)
     if isinstance(first, nn.Linear):
         shapes.append((first.in_features,))
+    elif isinstance(first, nn.Conv1d):
+        shapes += [(first.in_channels, 65), (first.in_channels, 64)]
     channels = first.in_channels if isinstance(first, nn.Conv2d) else 3
     size = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if size is not None:

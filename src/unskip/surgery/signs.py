@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from unskip._core.errors import reason
 from unskip._core.layers import altered, inherits, known_class
+from unskip._core.modules import preserved
 from unskip.surgery.tracing import InputTracer, other_arguments
 
 Arguments = dict[str, Any]
@@ -69,7 +70,8 @@ def decides(module: nn.Module, whole: Iterable[nn.Module] = (), *, defaults: boo
     if others and not defaults:
         return f"its forward takes more than its input ({', '.join(other.name for other in others)})"
     try:
-        _Tracer(whole).trace(module, {p.name: p.default for p in others if p.default is not p.empty})
+        with preserved(module):  # whose forward may keep what is symbolic
+            _Tracer(whole).trace(module, {p.name: p.default for p in others if p.default is not p.empty})
     except Exception as error:  # any forward may fail in any way on a symbolic input
         return f"its forward can't be followed for every input ({reason(error)})"
     return ""
@@ -121,7 +123,9 @@ class _Signs(TorchDispatchMode):
     def holds(self, tensor: Any) -> bool:
         return isinstance(tensor, Tensor) and self.nonnegative.get(_storage(tensor), False)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         arguments = {a.name: a.default_value for a in func._schema.arguments}
         arguments |= dict(zip(arguments, args, strict=False)) | (kwargs or {})
         written = [arguments[a.name] for a in func._schema.arguments if a.alias_info and a.alias_info.is_write]
