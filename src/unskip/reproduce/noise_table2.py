@@ -144,13 +144,13 @@ def table2(settings: Table2) -> Outcome:
         kept = "holds" if worst <= PROMISED else "does not hold"
         lines.append(f"In float64 p = T(r) {kept} to {PROMISED:g} at every update (worst {worst:.1e}).")
     printed = paper_table("noise_stability", "2")
-    for row in printed.rows:
-        if row["depth"] == settings.depth:
-            lines.append(
-                f"Paper, float64, 200 epochs: test errors {100 * row['plain_error']:.2f} % (plain) and "
-                f"{100 * row['residual_error']:.2f} % (residual), losses {row['plain_loss']:.5f} and "
-                f"{row['residual_loss']:.5f}."
-            )
+    if settings.depth in [row["depth"] for row in printed.rows]:
+        names = ("plain_error", "residual_error", "plain_loss", "residual_loss")
+        plain, residual, *ends = (printed.value(name, depth=settings.depth) for name in names)
+        lines.append(
+            f"Paper, float64, 200 epochs: test errors {100 * plain:.2f} % (plain) and {100 * residual:.2f} % (residual), "
+            f"losses {ends[0]:.5f} and {ends[1]:.5f}."
+        )
     axes[2].axhline(PROMISED, color=FAINT, linestyle=":", linewidth=1)
     dress(axes[0], x="update", y="training loss", title="loss of a batch", log_y=True)
     dress(axes[1], x="update", y="|loss of r - loss of p|", title="difference of the losses", log_y=True)
