@@ -61,6 +61,7 @@ def coders() -> Figure:
         )
     axes.axvline(loss["floor"], color=FAINT, linestyle=":", linewidth=1)
     axes.text(loss["floor"], 15.7, " the floor", color=FAINT, fontsize=8)
+    axes.set_xlim(0.15, 0.26)
     axes.set_ylim(15.5, 19.5)
     dress(
         axes,

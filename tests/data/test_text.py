@@ -87,6 +87,19 @@ def test_what_is_refused(file: Path, tmp_path: Path) -> None:
         make_feed(data, config(), batch=4096)
 
 
+@pytest.mark.parametrize("tokens", ["characters", "bytes"])
+def test_a_text_is_refused_by_the_memory_that_its_tokens_take(
+    tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token takes eight bytes and more, so a text far below the limit would fill the memory."""
+    monkeypatch.setenv("UNSKIP_MAX_GIB", "0.5")
+    path = tmp_path / "long.txt"
+    with open(path, "wb") as text:
+        text.truncate(100 << 20)
+    with pytest.raises(ValueError, match=r"long\.txt would take \S+ GiB of memory, and at most 0\.5 are allowed"):
+        load(config(tokens=tokens), path)
+
+
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_a_skip_free_gpt_learns_a_text_goes_on_and_writes(file: Path, tmp_path: Path, optimizer: str) -> None:
     sizes = {"width": 16, "depth": 3, "heads": 2, "context": 16, "hidden": {"16": 40}}

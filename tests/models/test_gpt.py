@@ -46,6 +46,11 @@ def test_behaves_like_any_pytorch_network(name: str) -> None:
         torch.testing.assert_close(copy.deepcopy(model).double()(ids).float(), logits, rtol=1e-3, atol=1e-4)
         model.reset_classifier(7)
         assert model(ids).shape == (2, 16, 7)
+        assert 0.01 < model.head.weight.std() < 0.03
+        model.double().reset_classifier(5)
+        assert model(ids).dtype == torch.float64
+        model.reset_classifier(0)
+        assert model(ids).shape == (2, 16, 32)
     with pytest.raises(ValueError, match="has no feature maps of images"):
         create(name, features_only=True)
 

@@ -149,3 +149,11 @@ def test_additions_in_the_forward_of_the_network_are_skips_too() -> None:
     plans = memory_variants(Net(), torch.empty(1, 8, 16, 16))
     assert [*plans.plans] == ["network", "network, rm", "network, pnnh, dense", "network, pnnh, fast"]
     assert (plans["network"].clones, plans["network, rm"].clones) == (2, 0)
+
+
+def test_a_network_that_reads_tokens() -> None:
+    model = unskip.create_model("pnnh_gpt_small_char", width=32, heads=4, depth=2)
+    plan = memory_plan(model)
+    assert plan.tensors[0].shape == (256,)
+    assert plan.tensors[-1].numbers == 256 * 65
+    assert memory_plan(model, torch.zeros(1, 8, dtype=torch.long)).tensors[-1].numbers == 8 * 65

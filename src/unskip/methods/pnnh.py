@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from timm.layers import LayerScale
 from timm.layers.drop import DropPath
-from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
 from unskip._core.layers import fast_form
@@ -30,25 +28,21 @@ from unskip.methods.gated import build_gated, is_gated
 from unskip.methods.inits import orthogonal_like
 from unskip.methods.lean import LeanInverted, LeanSequential
 from unskip.methods.partial import PartialConv2d
-from unskip.methods.pieces import Scale, Shift
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.registry import check_options, register_method
 from unskip.methods.spec import (
-    LAYERS,
     NORMS,
     RECTIFIERS,
     BlockSpec,
     Conv,
-    Layer,
     Stage,
     Unsupported,
     check_keeps_shape,
-    conv_arguments,
     describe,
     factory,
-    is_activation,
 )
 from unskip.methods.stack import stacked_layers
+from unskip.methods.widths import conv_like, fresh, norm_like
 
 Hidden = Mapping[int, int] | float | None
 Norm = Literal["first", "both"]
@@ -305,7 +299,7 @@ class PNNH:
         pretext = self.pretext
         if pretext == "auto":
             # LayerNorm brings the inputs of an MLP to the distribution that a coder can be fitted on. In a CNN they
-            # have any scale, which a closed form passes on whatever it is.
+            # have any scale, and a closed form passes on any.
             pretext = "normal" if family == "mlp" and not isinstance(act, RECTIFIERS) else "group_average"
             if spec.attention is not None and odd_part_is_identity(act, depth):  # an exact one, however deep
                 pretext = "identity"
@@ -454,66 +448,6 @@ def keeps_size(conv: nn.Conv1d | nn.Conv2d) -> bool:
     return odd and conv.padding_mode == "zeros" and conv.padding in (same, "same") and len({*conv.stride}) == 1
 
 
-def fresh(module: nn.Module, old: int, new: int, **factory: Any) -> list[tuple[str, nn.Module]]:
-    """Freshly initialised modules, with names, in the place of one that follows a convolution, at another width.
-
-    Gains and shifts are left out: the learner's last convolution has a small scale of its own.
-    """
-    if isinstance(module, Scale | Shift | LayerScale):
-        return []
-    if isinstance(module, nn.Dropout):
-        return [("drop", nn.Dropout(module.p))]
-    if isinstance(module, NORMS):
-        act = getattr(module, "act", None)  # timm's BatchNormAct2d
-        own = [] if act is None or isinstance(act, nn.Identity) else [("act", copy.deepcopy(act))]
-        return [("norm", norm_like(module, new, **factory) if old != new else renewed(module)), *own]
-    if is_activation(module):
-        return [("act", copy.deepcopy(module))]
-    return [("gate", gate_like(module, old, new))]
-
-
-def renewed(module: nn.Module) -> nn.Module:
-    """A freshly initialised copy of a module."""
-    new = copy.deepcopy(module)
-    for part in new.modules():
-        if hasattr(part, "reset_parameters"):
-            part.reset_parameters()  # type: ignore[operator]
-    if isinstance(new, BatchNormAct2d):
-        new.act, new.drop = nn.Identity(), nn.Identity()
-    return new
-
-
-def gate_like(gate: nn.Module, old: int, new: int) -> nn.Module:
-    """A freshly initialised copy of a gate (squeeze-and-excitation) at another width."""
-    gate = renewed(gate)
-    for path, layer in list(gate.named_modules()):
-        if old == new or not path:
-            continue
-        if type(layer) in LAYERS:
-            sizes = [new if size == old else size for size in (layer_sizes(layer))]
-            gate.set_submodule(path, resized(layer, *sizes))
-        elif isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.num_features == old:
-            gate.set_submodule(path, norm_like(layer, new))
-    return gate
-
-
-def layer_sizes(layer: nn.Module) -> tuple[int, int]:
-    """The numbers of channels that a layer reads and writes."""
-    linear = isinstance(layer, nn.Linear)
-    return (layer.in_features, layer.out_features) if linear else (layer.in_channels, layer.out_channels)  # type: ignore[return-value]
-
-
-def resized(layer: Any, inputs: int, outputs: int) -> nn.Module:
-    """A layer like this one between other widths, as PyTorch initialises it."""
-    made = {"bias": layer.bias is not None, **factory(layer)}
-    if isinstance(layer, nn.Linear):
-        return nn.Linear(inputs, outputs, **made)
-    if layer.groups != 1:
-        raise Unsupported(f"its gate holds {describe(layer)} in groups, which can't be made at another width")
-    settings = {"kernel_size": layer.kernel_size, "stride": layer.stride, "padding": layer.padding}
-    return type(layer)(inputs, outputs, dilation=layer.dilation, **settings, **made)
-
-
 class SeriesCoder(nn.Module):
     """A coder of images applied to a series, which it reads as an image of `stride` equal rows."""
 
@@ -598,27 +532,6 @@ def passes_positive(act: nn.Module) -> bool:
     return bool(torch.allclose(copy.deepcopy(act)(z.clone()), z))
 
 
-def conv_like(stage: Layer, fan_in: int, fan_out: int) -> Conv:
-    """A convolution or linear layer like that of a stage, between other widths; what it pads is part of it."""
-    old = stage.conv
-    if min(fan_in, fan_out) < 1:
-        raise Unsupported("its coder leaves no width for the learner; a smaller ratio does")
-    if isinstance(old, nn.Linear):
-        return nn.Linear(fan_in, fan_out, bias=old.bias is not None, **factory(old))
-    groups = fan_out if stage.depthwise else old.groups
-    if (fan_in % groups or fan_out % groups) and not (fan_out % (size := old.out_channels // old.groups)):
-        groups = fan_out // size  # as many channels in a group as before
-    if fan_in % groups or fan_out % groups:
-        raise Unsupported(
-            f"its convolution of {groups} groups can't be cut to {fan_in} -> {fan_out} channels, which {groups} does "
-            "not divide; another ratio may"
-        )
-    made = conv_arguments(old)
-    if getattr(stage, "pad", ()):
-        made["padding"] = tuple(d * (k - 1) // 2 for k, d in zip(old.kernel_size, old.dilation, strict=True))
-    return type(old)(fan_in, fan_out, groups=groups, bias=old.bias is not None, **made)
-
-
 def initialise(conv: Conv, scale: float) -> None:
     """He's normal over the fan-in (Eq. 1), times the scale."""
     nn.init.kaiming_normal_(conv.weight, mode="fan_in", nonlinearity="relu")
@@ -626,18 +539,3 @@ def initialise(conv: Conv, scale: float) -> None:
         conv.weight.mul_(scale)
     if conv.bias is not None:
         nn.init.zeros_(conv.bias)
-
-
-def norm_like(norm: nn.Module, features: int, **factory: Any) -> nn.Module:
-    """A fresh norm of the same kind at another width. A norm with an activation in it comes back without."""
-    if isinstance(norm, nn.modules.batchnorm._BatchNorm):
-        kinds = (nn.SyncBatchNorm, nn.BatchNorm1d, nn.BatchNorm2d)
-        kind = next(kind for kind in kinds if isinstance(norm, kind))
-        settings = {"eps": norm.eps, "momentum": norm.momentum, "affine": norm.affine}
-        return kind(features, track_running_stats=norm.track_running_stats, **settings, **factory)  # type: ignore[arg-type]
-    if isinstance(norm, nn.GroupNorm):
-        groups = norm.num_groups
-        while features % groups:
-            groups -= 1
-        return nn.GroupNorm(groups, features, eps=norm.eps, affine=norm.affine, **factory)
-    raise Unsupported(f"its norm {type(norm).__name__} is none that can be made at another width")

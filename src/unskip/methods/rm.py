@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from unskip._core.layers import inherits_from, layer_with
 from unskip.coders import CoderBank
 from unskip.methods.pieces import Scale, Shift
-from unskip.methods.pnnh import norm_like
 from unskip.methods.registry import check_options, register_method
 from unskip.methods.spec import (
     DROPOUTS,
@@ -51,6 +50,7 @@ from unskip.methods.spec import (
     replace_weight,
     ungrouped,
 )
+from unskip.methods.widths import norm_like
 
 KeepNorm = Literal["keep", "absorb"]
 Relu6 = Literal["split", "scale"]
@@ -60,7 +60,7 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 
 @runtime_checkable
 class Subsampling(Protocol):
-    """A shortcut without weights that takes every stride-th pixel, and says what it does to the channels."""
+    """A shortcut without weights that takes every stride-th pixel; `mixing` says how it maps the channels."""
 
     stride: int
 
@@ -299,7 +299,7 @@ def _in_a_row(spec: BlockSpec, enter: tuple[nn.Module, ...]) -> tuple[list[nn.Mo
         for module in cell.behind:
             check_keeps_shape(module, cell)
         if cell.act is not None:
-            _slope(cell.act)  # which refuses what it doesn't know
+            _slope(cell.act)  # raises for an unknown activation
             if isinstance(cell.act, nn.PReLU) and isinstance(cell.conv, nn.Linear):
                 raise Unsupported("its PReLU behind a linear layer has no form beside carried features")
     return front, cells, nonnegative

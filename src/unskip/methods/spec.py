@@ -5,7 +5,7 @@ A residual block computes, with any part but the branch possibly missing,
     y = out_act( shortcut + branch(pre(x)) )      the shortcut is x itself, or a projection of pre(x)
 
 The branch is kept as the block's own modules in the order in which they run. Everything else (its layers, its family,
-widths, strides, the sign of what it reads) is derived from them here, so that a reader only has to name the parts.
+widths, strides, the sign of its input) is derived from them here, so that a reader only has to name the parts.
 """
 
 import copy
@@ -149,7 +149,7 @@ class BlockSpec:
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """The branch as layers with whatever follows each; `layers` is stricter. Without changes of axes (`framed`)."""
+        """The branch as layers with all modules that follow each, without changes of axes (`framed`)."""
         stages: list[Stage] = []
         pad: tuple[int, ...] = ()
         for module in self.branch:
@@ -220,8 +220,8 @@ class BlockSpec:
         if len(layers) == 3 and kernels[0] == kernels[2] == 1 and groups[0] == groups[2] == 1:
             return "inverted" if layers[1].depthwise else "bottleneck"
         raise Unsupported(
-            f"its branch of kernels {kernels} and groups {groups} is none of the known shapes: two k x k convolutions, "
-            "1x1 / k x k / 1x1, 1x1 / depthwise / 1x1, or two linear layers"
+            f"its branch of kernels {kernels} and groups {groups} has no known shape; known are two k x k "
+            "convolutions, 1x1 / k x k / 1x1, 1x1 / depthwise / 1x1, or two linear layers"
         )
 
     @property
@@ -292,7 +292,7 @@ def check_keeps_shape(module: nn.Module, stage: Stage) -> None:
 
 
 def is_elementwise(module: nn.Module) -> bool:
-    """Whether a module acts on each number alone, whatever the axes are."""
+    """Whether a module acts on each number alone, in any order of axes."""
     return (is_activation(module) and not isinstance(module, nn.PReLU)) or isinstance(module, (nn.Dropout, *NO_OPS))
 
 

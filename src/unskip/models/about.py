@@ -1,6 +1,6 @@
 """What a network is made of: parameters trained and frozen, multiplications, skips that it keeps; `unskip models`.
 
-Building every network takes long, so their lines are shipped as data, `listing.json`. `write_listing` writes it anew; a
+Building every network takes long, so the lines are shipped as data, `listing.json`. `write_listing` renews that file; a
 test compares it with the networks.
 """
 
@@ -28,7 +28,7 @@ class Other:
 
     name: str
     family: str
-    skips: str  # what it has of them, in a few words
+    skips: str  # in a few words
     input_size: tuple[int, int, int] = (3, 224, 224)
     num_classes: int = 1000
     paper_params: ClassVar[None] = None  # the papers print counts of other heads and sizes

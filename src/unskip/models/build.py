@@ -42,7 +42,7 @@ class NetworkConfig(Section):
         name, options = split_options(self.model, "recipe")
         if options and self.method:
             raise ValueError(
-                f"recipe: model={self.model!r} has options and method={self.method!r} stands beside it; say "
+                f"recipe: model={self.model!r} has options, and method={self.method!r} is given as well; use "
                 f"{name}:method={self.method},... with the options of both."
             )
         object.__setattr__(self, "model", name)

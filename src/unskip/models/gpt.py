@@ -14,7 +14,7 @@ from timm.models import checkpoint_seq
 from torch import Tensor, nn
 
 from unskip.methods.attention import AttentionSpec, SelfAttention
-from unskip.methods.spec import BlockSpec, parts
+from unskip.methods.spec import BlockSpec, factory, parts
 from unskip.models.registry import register_backbone
 from unskip.models.staged import check_count
 from unskip.surgery import register_reader
@@ -97,7 +97,7 @@ class GPT(nn.Module):
         self.pos_embed = nn.Parameter(torch.empty(context, width))
         self.blocks = nn.Sequential(*[GPTBlock(width, heads, mlp_ratio, drop_rate) for _ in range(depth)])
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, num_classes, bias=False)
+        self.reset_classifier(num_classes)
         nn.init.normal_(self.pos_embed, std=0.02)
         for path, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -114,7 +114,10 @@ class GPT(nn.Module):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         self.num_classes = num_classes
-        self.head = nn.Linear(self.num_features, num_classes, bias=False)
+        self.head: nn.Module = nn.Identity()
+        if num_classes:
+            self.head = nn.Linear(self.num_features, num_classes, bias=False, **factory(self.embed))
+            nn.init.normal_(self.head.weight, std=0.02)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.grad_checkpointing = enable

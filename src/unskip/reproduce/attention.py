@@ -105,7 +105,7 @@ def recipe_of(cell: Cell, rate: float, seed: int, settings: AttentionSettings) -
         warmup_epochs=settings.warmup * epochs,
         device="auto" if settings.gpu else "cpu",
         precision="bf16" if settings.gpu else "fp32",
-        cuda_graph=settings.gpu and "muon" in CAPTURABLE,  # the same for all runs at once
+        cuda_graph=settings.gpu and settings.cuda_graph and "muon" in CAPTURABLE,  # the same for all runs at once
         compile="blocks" if settings.compile else "no",
         keep="last",  # what is compared is the validation loss of the best epoch, which needs no weights
         save_seconds=300.0,  # a pause saves too

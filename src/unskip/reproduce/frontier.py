@@ -109,7 +109,9 @@ class FrontierSettings(Trained):
     )
     results_only: Annotated[bool, "keep the results of finished runs alone, without weights"] = True
     columns: Annotated[Path | None, "frontier.csv of an earlier record, for columns that are not measured here"] = None
-    page: Annotated[Path | None, "a folder for frontier.md and its pictures, once all columns are there"] = None
+    page: Annotated[Path | None, "a folder for frontier.md and its pictures, of the networks that have all columns"] = (
+        None
+    )
 
 
 def runs_folder(folder: Path, dataset: str, length: str) -> Path:
@@ -599,15 +601,15 @@ def recommended(table: Mapping[str, Mapping[str, Any]], key: str) -> list[str]:
 
 
 def write_page(folder: Path, table: Mapping[str, Mapping[str, Any]], files: Mapping[str, bytes]) -> None:
-    """Writes frontier.md and its pictures; refused while a column of the main comparison is empty."""
+    """Writes frontier.md and its pictures, with the networks that have all columns of the main comparison."""
     main = "tinyimagenet32-short"
     needed = [cost.column for cost in BUDGETS.values()] + [f"{main}-test_error"]
-    empty = {column: [n for n, row in table.items() if row.get(column) is None] for column in needed}
-    gaps = "; ".join(
-        f"{column} of {', '.join(lost[:3])}{', ...' if len(lost) > 3 else ''}" for column, lost in empty.items() if lost
-    )
-    if gaps:
-        raise ValueError(f"reproduce: --page would have empty cells: {gaps}. Measure them first, or leave --page out.")
+    whole = {name: row for name, row in table.items() if all(row.get(column) is not None for column in needed)}
+    if len(whole) < 2:
+        raise ValueError(
+            f"reproduce: --page compares networks with all of {', '.join(needed)}, and {len(whole)} of {len(table)} "
+            "have them. Measure more first, or leave --page out."
+        )
     keys = [
         key
         for key in (f"{d}-{n}" for d in ("tinyimagenet32", "imagenette64") for n in LENGTHS)
@@ -619,12 +621,15 @@ def write_page(folder: Path, table: Mapping[str, Mapping[str, Any]], files: Mapp
         "All networks have one recipe, one stem and equal epochs. The line joins those that no other beats in both.",
         "",
     ]
-    text += ["## Recommended", "", *recommended(table, main), ""]
+    if left := [name for name in table if name not in whole]:
+        text += [f"Not measured in all of this yet, and not in the tables: {', '.join(left)}.", ""]
+    text += ["## Recommended", "", *recommended(whole, main), ""]
     for key in keys:
         text += [f"## {key}", ""]
-        text += [f"![{key}, error against {budget}](figures/frontier-{key}-{budget}.png)\n" for budget in COSTS]
-        text += [*error_table(table, key), ""]
-    text += ["## What they cost", "", *cost_table(table), ""]
+        drawn = [budget for budget in COSTS if f"{key}-{budget}.png" in files]
+        text += [f"![{key}, error against {budget}](figures/frontier-{key}-{budget}.png)\n" for budget in drawn]
+        text += [*error_table(whole, key), ""]
+    text += ["## What they cost", "", *cost_table(whole), ""]
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     (folder / "frontier.md").write_text("\n".join(text), encoding="utf-8")
     for name, content in files.items():

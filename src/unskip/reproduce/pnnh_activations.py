@@ -22,7 +22,7 @@ from unskip.reproduce.registry import SEED, Outcome, Settings, between, reproduc
 from unskip.theory import activation_cosine, linear_fidelity, relu_cosine
 
 ALIKE = 0.99  # cosine above which we call two inputs alike
-MAX_LAYERS = 2000  # that theory looks for it
+SETTLED = 1e-6  # change of the cosine in a layer below which it has settled
 SLOPES = (0.0, 0.5)  # from and to which PReLU's slopes are spread evenly over the units
 
 
@@ -84,6 +84,16 @@ def predicted(kind: Kind, layers: int) -> list[float]:
     return values
 
 
+def alike_after(kind: Kind) -> int | None:
+    """The layer from which on theory's cosine is above ALIKE; None if it settles below."""
+    c, layer = 0.0, 0
+    while c < ALIKE:
+        before, c, layer = c, kind.cosine(c), layer + 1
+        if abs(c - before) < SETTLED:
+            return None
+    return layer
+
+
 def simulated(kind: Kind, settings: Activations) -> NDArray[np.float64]:
     """(repeats, layers + 1): the same in random networks.
 
@@ -111,10 +121,7 @@ def activations(settings: Activations) -> Outcome:
     for kind in kinds(settings.width):
         theory, runs = np.array(predicted(kind, settings.layers)), simulated(kind, settings)
         mean, error = runs.mean(0), runs.std(0, ddof=1) / math.sqrt(settings.repeats)
-        last, depth = theory[-1], settings.layers
-        while last < ALIKE and depth < MAX_LAYERS:
-            last, depth = kind.cosine(last), depth + 1
-        alike = int(np.argmax(theory >= ALIKE)) if theory[-1] >= ALIKE else depth
+        alike = alike_after(kind)
         layers = np.arange(settings.layers + 1)
         axes.plot(layers, 1 - theory, color=kind.colour, linewidth=1.3, label=kind.name)
         axes.plot(layers[::5], 1 - mean[::5], "o", color=kind.colour, markersize=3)
@@ -130,10 +137,11 @@ def activations(settings: Activations) -> Outcome:
             if kind.fidelity is None
             else f"; {100 * kind.fidelity:.1f} % of a unit's variance is linear in its input"
         )
+        where = f"never above {ALIKE:g}" if alike is None else f"above {ALIKE:g} from layer {alike} on"
         lines.append(
             f"{kind.name}: cosine of two inputs after one layer {theory[1]:.4f} (simulated {mean[1]:.4f} ± "
-            f"{error[1]:.4f}), after {settings.layers} {theory[-1]:.4f} ({mean[-1]:.4f} ± {error[-1]:.4f}); above "
-            f"{ALIKE:g} from layer {alike} on{rho}."
+            f"{error[1]:.4f}), after {settings.layers} {theory[-1]:.4f} ({mean[-1]:.4f} ± {error[-1]:.4f}); "
+            f"{where}{rho}."
         )
     axes.axhline(1 - ALIKE, color=FAINT, linestyle=":", linewidth=1)
     dress(axes, x="layer", y="1 - cosine of two inputs", title="lines: theory, points: simulation", log_y=True)

@@ -56,6 +56,7 @@ class Trained(Settings):
     results_only: Annotated[bool, "keep the results of finished runs alone, without weights; a few KB each"] = False
     train: Annotated[bool, "train what is left; without it the table is of the runs that are there"] = True
     take_over: Annotated[bool, "continue runs that a process of another host has locked and left"] = False
+    cuda_graph: Annotated[bool, "record each update as a CUDA graph, on a GPU"] = True
     compile: Annotated[
         bool, "compile blocks with torch.compile, which takes its time for each network and is repaid by long runs"
     ] = False
@@ -103,7 +104,7 @@ def run_recipe(recipe: Recipe, settings: Trained, seed: int, *, dataset: str = "
         seed=seed,
         device="auto" if settings.gpu else "cpu",
         precision=recipe.run.precision if settings.gpu else "fp32",
-        cuda_graph=settings.gpu,
+        cuda_graph=settings.gpu and settings.cuda_graph,
         compile="blocks" if settings.compile else "no",
         save_seconds=300.0,  # a pause saves too
     )

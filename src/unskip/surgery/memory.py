@@ -4,14 +4,14 @@ Counted from one forward pass on the meta device, operator by operator. BatchNor
 it. A tensor lives from the operator that writes it to the last one that reads it; weights, the scratch space of kernels
 and references that only Python holds are not counted, and the input image is.
 
-In place: an elementwise operator (an activation, a sum, a product) writes into the memory of a tensor of the same size
-that it is the last to read. Runtimes for small devices do so; PyTorch does where the network says so.
+In place: an elementwise operator (an activation, a sum, a product) writes into the memory of an input of the same size
+if it is the last reader of that input. Runtimes for small devices do so; PyTorch does where a layer has inplace=True.
 
 Streaming (FPGA dataflow: hls4ml, FINN): every operator runs at once, and every read of a tensor is a FIFO, so a tensor
 with two readers must be cloned. Where two paths meet, what comes early must wait for what comes late. A k x k window
 with padding p begins to write when it has read (k - 1 - p) rows and as many pixels,
 
-    delay = ((k - 1 - p) W + (k - 1 - p)) / (H W)    images, for what it reads of H x W pixels
+    delay = ((k - 1 - p) W + (k - 1 - p)) / (H W)    images, for an input of H x W pixels
 
 and a mean over the image needs all of it (1 image). Delays add up along a path. At a join a FIFO holds
 (latest delay - own delay) of the numbers of its tensor: for a skip over two 3 x 3 convolutions 2 W + 2 pixels. The line
@@ -157,7 +157,7 @@ class MemoryPlan:
 class MemoryPlans:
     """Several plans side by side: `print(plans)` is a table."""
 
-    plans: Mapping[str, MemoryPlan | str]  # by name; a sentence where there is no such network
+    plans: Mapping[str, MemoryPlan | str]  # by name; where the network can't be made, the reason
 
     def __getitem__(self, name: str) -> MemoryPlan:
         plan = self.plans[name]

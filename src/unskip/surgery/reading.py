@@ -53,7 +53,7 @@ OPTIONAL = {"transformers": "unskip.surgery.huggingface"}
 
 
 def reader_of(module: nn.Module) -> Reader | None:
-    """The reader of a module's class, or of a parent class that it behaves as; None where there is none."""
+    """The reader of a module's class, or of a parent class whose behaviour it inherits; None if there is none."""
     plugins.load("unskip.readers")
     home = OPTIONAL.get(type(module).__module__.split(".")[0])
     if home is not None:

@@ -97,7 +97,7 @@ for _operator in IN_PLACE:
 
 
 class _Follower(InputTracer):
-    """A tracer that treats every module as a leaf and keeps the line of code of each node."""
+    """Follows one forward; every module that it calls is a leaf."""
 
     proxy_buffer_attributes = True
 
@@ -361,7 +361,7 @@ class Flow:
 
 
 def _defaults(module: nn.Module) -> dict[str, Any]:
-    """The default values of all arguments but the first."""
+    """The arguments behind the first, at their defaults."""
     return {p.name: p.default for p in other_arguments(module) if p.default is not p.empty}
 
 

@@ -1,7 +1,7 @@
-"""The flow of a network: which functions its input runs through, in which modules, and who reads what.
+"""The flow of a network: the functions that its input runs through, their modules, and who reads whose output.
 
-Recorded from one forward pass, function by function, so that whatever a `forward` does outside of its modules (an
-addition, a mean) is seen too. An activation in place writes a new version of the tensor that it reads.
+It is recorded from one forward pass, function by function, so that it includes what a `forward` does outside of its
+modules (an addition, a mean). An activation in place writes a new version of the tensor that it reads.
 """
 
 import inspect
@@ -63,7 +63,7 @@ class TraceStep:
     path: str  # of the innermost module that it runs in
     module: nn.Module
     shape: torch.Size  # of its (first) output
-    sources: list["TraceStep | None"]  # that wrote what it reads, one for each tensor; None is the input itself
+    sources: list["TraceStep | None"]  # that wrote its inputs, one for each tensor; None is the network's input
     readers: list["TraceStep"] = field(default_factory=list)
     line: str = ""  # of an addition: the innermost line outside PyTorch and this package, 'net.py:12'
 

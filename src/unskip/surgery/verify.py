@@ -208,7 +208,7 @@ def verify(a: nn.Module, b: nn.Module, example: Tensor, *, seed: int = 0) -> Che
 
 
 def in_words(example: object) -> str:
-    """An input that is none, for a message: its dtype and shape, or what it is instead."""
+    """A rejected input, for a message: the dtype and shape of a tensor, or the class of anything else."""
     if isinstance(example, Tensor):
         return f"{example.dtype} {tuple(example.shape)}"
     text = repr(example)

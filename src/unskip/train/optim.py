@@ -104,6 +104,7 @@ def make_muon(
     2025, arXiv:2502.16982), so that one learning rate serves both. The settings are those of torch.optim.Muon.
     """
     adamw = {"use_fallback": True, "nesterov": False, "eps": config.eps, "adamw_lr": config.lr}
+    capturable: dict[str, Any] = {"capturable": True} if cuda_graph else {}  # older ones don't know the word
     return Muon(
         [group if group["use_muon"] else {**group, **adamw} for group in groups],
         lr=config.lr,
@@ -117,7 +118,7 @@ def make_muon(
         conv_mode="flatten",
         normalize_spatial=True,
         betas=(0.9, config.beta2),
-        **({"capturable": True} if cuda_graph else {}),
+        **capturable,
     )
 
 
@@ -138,11 +139,11 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, *, cuda_graph: boo
     if name == "sgd":  # timm's 'sgd' is always Nesterov's
         fused = next(model.parameters()).device.type == "cuda"
         optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=config.nesterov, fused=fused)
+    elif name == "muon":
+        optimizer = make_muon(groups, config, cuda_graph=cuda_graph)
     elif cuda_graph and name in CAPTURABLE:
         kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
         optimizer = kind(groups, lr=lr, fused=True, capturable=True, **adam)
-    elif name == "muon":
-        optimizer = make_muon(groups, config, cuda_graph=cuda_graph)
     else:
         optimizer = create_optimizer_v2(groups, opt=name, lr=lr, **(adam or {"momentum": momentum}))
     for group in optimizer.param_groups:

@@ -148,7 +148,7 @@ def read_timm_attention(attention: nn.Module, write: Callable[[nn.Module, nn.Mod
     """The parts of timm's Attention or WindowAttention."""
     windowed = isinstance(attention, swin.WindowAttention)
     if not windowed and type(attention) is not Attention:
-        raise Unsupported(f"its attention of class {describe(attention)} is none that a reader knows")
+        raise Unsupported(f"no reader knows its attention class, {describe(attention)}")
     scale = getattr(attention, "norm", None)
     if getattr(attention, "gate", None) is not None or not isinstance(scale, nn.Identity | None):
         raise Unsupported("its attention has a gate, or a norm of its output, which no method of ours has")
@@ -210,18 +210,9 @@ def read_multihead(block: nn.Module) -> AttentionSpec:
     """The parts of the PyTorch attention in torchvision's block."""
     old: Any = block.self_attention
     size = old.embed_dim
-    biases = [None] * 3 if old.in_proj_bias is None else old.in_proj_bias.split(size)
-    q, k, v = (layer_with(w, b) for w, b in zip(old.in_proj_weight.split(size), biases, strict=True))
-    put = partial(write_attention, "self_attention", "dropout")
-    assert isinstance(q, nn.Linear) and isinstance(k, nn.Linear) and isinstance(v, nn.Linear)  # noqa: PT018
-    drop = block.dropout.p  # type: ignore[union-attr]
+    q, k, v = linear_parts(layer_with(old.in_proj_weight, old.in_proj_bias), size, size, size)  # type: ignore[arg-type]
     return AttentionSpec(
-        q=q,
-        k=k,
-        v=v,
-        o=old.out_proj,
-        heads=old.num_heads,
-        write=put,
-        drop=old.dropout,
-        out_drop=drop,  # type: ignore[arg-type]
-    )
+        q=q, k=k, v=v, o=old.out_proj, heads=old.num_heads, drop=old.dropout,
+        out_drop=block.dropout.p,  # type: ignore[union-attr, arg-type]
+        write=partial(write_attention, "self_attention", "dropout"),
+    )  # fmt: skip
