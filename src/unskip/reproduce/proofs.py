@@ -323,6 +323,7 @@ def _nsfwjs(folder: Path, root: Path, count: int | None) -> tuple[nn.Module, Ima
     def prepared(part: str, numbers: np.ndarray, images: int) -> Tensor:
         split = read_split(root, part, numbers)
         chosen = split.take(torch.linspace(0, len(split) - 1, images).long()).images
+        assert isinstance(chosen, Tensor)
         return F.interpolate(chosen.permute(0, 3, 1, 2).float() / 255, (224, 224), mode="bilinear")
 
     calibrate, x = prepared("train", labels[0], PHOTOS // 2), prepared("val", labels[1], min(PHOTOS, count or PHOTOS))
@@ -474,7 +475,7 @@ def proofs(settings: Proofs, folder: Path) -> Outcome:
             "reproduce: --rows has 'mobilenetv2', which needs --nsfwjs: the folder dist/models/mobilenet_v2 of "
             "nsfwjs 4.3.0, which `npm pack nsfwjs@4.3.0` fetches."
         )
-    bits: list[Literal[7, 8]] = [b for b in (7, 8) if str(b) in settings.bits]  # type: ignore[misc]
+    bits: list[Literal[7, 8]] = [b for b in (7, 8) if str(b) in settings.bits]
     head = [*HEAD, *(f"{b} bits, {kind}" for b in bits for kind in ("residual", "rm"))]
     found: dict[str, Proof] = {}
     lines = [f"| {' | '.join(head)} |", f"|---{'|---:' * (len(head) - 1)}|"]
