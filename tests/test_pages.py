@@ -22,6 +22,7 @@ import typer
 
 from tests.processes import paste
 from unskip.cli.commands import app
+from unskip.train.recipe import parse_overrides
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -97,8 +98,9 @@ def parse(words: list[str], where: str) -> None:
     command = typer.main.get_command(app)
     assert isinstance(command, click.Group) or hasattr(command, "commands"), where
     own = command.commands[words[0]]  # type: ignore[attr-defined]
-    with own.make_context(words[0], words[1:], resilient_parsing=False):
-        pass
+    with own.make_context(words[0], words[1:], resilient_parsing=False) as context:
+        given = list(context.params.get("words") or []) if words[0] == "train" else []
+    parse_overrides(given if given[:1] and given[0].startswith("--") else given[1:])  # the fields of a recipe
 
 
 @pytest.mark.full
