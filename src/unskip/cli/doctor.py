@@ -24,7 +24,8 @@ def doctor(
         str | None,
         typer.Option(
             help="The data: digits, noise, a .npz file, or a folder (CIFAR, Fashion-MNIST, classes of images, or just "
-            "images). By default digits, resized to fit the network, or noise if no image fits."
+            "images). By default digits, resized to fit the network, or noise if no image fits. A text (.txt) for a network "
+            "that reads tokens, by default random ones."
         ),
     ] = None,
     batch_size: Annotated[

@@ -3,24 +3,23 @@
 The remedies are those that helped in benchmarks/records/2026-11-18_remedies_cpu, and a method is only proposed if it
 rebuilds this model.
 
-Five rules, one function each, compare one quantity of the untrained model with a limit. `severity` puts all five on
-one scale: 0 at the limit, 1 where the slack ends, negative if healthy. The most severe rule decides. Limits and slacks
-were set on 34 small networks trained on digits with SGD (benchmarks/verdict). They say nothing about how good a network
-that trains will be.
+Six rules, one function each, compare one quantity of the untrained model with a limit. `severity` puts all on one
+scale: 0 at the limit, 1 where the slack ends, negative if healthy. The most severe rule decides. Limits and slacks were
+set on 34 small networks trained on digits with SGD (benchmarks/verdict), that of rank collapse on small GPTs trained
+with AdamW (benchmarks/records/2026-11-19_gpt-start_cpu). They say nothing about how good a network that trains will be.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import geometric_mean
 from typing import Literal
 
-from unskip.doctor.remedies import Mechanism, always, remedies
+from unskip.doctor.remedies import Mechanism, Rebuilds, always, remedies
 from unskip.measures import Measured
 
 Outcome = Literal["trains", "doubtful", "fails"]
-FAMILIES = ("activation", "gradient", "dissipation")  # the measures that the rules need
+FAMILIES = ("activation", "gradient", "dissipation", "tokens")  # the measures that the rules need
 DOUBT = 0.25  # severities this close to 0 are doubtful: a confidence below 62 %
 MAX_CONFIDENCE = 0.9  # 21 of 24 networks in the test were judged correctly
 MAX_CONFIDENCE_LARGE = 0.75  # for images larger than those behind the limits: 7 of 9 networks known to train
@@ -68,6 +67,7 @@ DIFFERENCE = Limit("singularity", "difference", at=0.026, slack=0.6)
 STEP = Limit("exploding gradient", "gradient_norm", at=6e-4, slack=0.5, text=".0e")
 RELATIVE_GRADIENT = Limit("vanishing gradient", "relative_gradient", at=6e-3, slack=0.7, text=".1g")
 SATURATION = Limit("saturation", "gradient_blocked", at=0.8, slack=1.15, text=".0%")
+RANK_COLLAPSE = Limit("rank collapse", "token_spread", at=0.5, slack=0.6)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Symptom:
         return f"{first}{end} {self.where}, limit {at}"
 
 
-def judge(measured: Measured, *, trained: bool = False, rebuilds: Callable[[str], bool] = always) -> Verdict:
+def judge(measured: Measured, *, trained: bool = False, rebuilds: Rebuilds = always) -> Verdict:
     """The verdict on an untrained model, from its measures alone.
 
     A measure that is missing or not finite disables its rule. If neither the gradient nor the input could be followed
@@ -115,11 +115,11 @@ def judge(measured: Measured, *, trained: bool = False, rebuilds: Callable[[str]
     return replace(verdict, summary=f"{verdict.summary} {caution}", confidence=0.5)
 
 
-def apply_rules(measured: Measured, rebuilds: Callable[[str], bool]) -> Verdict:
+def apply_rules(measured: Measured, rebuilds: Rebuilds) -> Verdict:
     """The verdict of the most severe rule."""
     if measured.samples == 1:
         return doubtful("A single input is not enough: the rules compare several.", MEASURE_AGAIN)
-    rules = (dissipating, singularity, exploding, vanishing, saturation)
+    rules = (dissipating, singularity, exploding, vanishing, saturation, rank_collapse)
     symptoms = {found.mechanism: found for rule in rules if (found := rule(measured)) is not None}
     if not symptoms:
         return doubtful("Neither the signal nor the gradient of this network could be measured.", MEASURE_AGAIN)
@@ -183,7 +183,7 @@ def unhealthy(
     severity: float,
     symptoms: dict[Mechanism, Symptom],
     measured: Measured,
-    rebuilds: Callable[[str], bool],
+    rebuilds: Rebuilds,
 ) -> Verdict:
     """The verdict on a model with a symptom beyond its limit, or so close to it that it is doubtful.
 
@@ -228,6 +228,7 @@ def bands(measured: Measured) -> dict[str, tuple[float | None, float | None]]:
         NOISE_TO_SIGNAL.measure: (None, NOISE_TO_SIGNAL.at),
         DIFFERENCE.measure: (DIFFERENCE.at, None),
         RELATIVE_GRADIENT.measure: (RELATIVE_GRADIENT.at, None),
+        RANK_COLLAPSE.measure: (RANK_COLLAPSE.at, None),
     }
     loss = abs(measured.numbers.get("loss", math.nan))
     if math.isfinite(loss) and loss > 0:
@@ -274,7 +275,7 @@ def not_finite(measured: Measured) -> Verdict | None:
     )
 
 
-# ---------------------------------------------------------------- the five rules
+# ---------------------------------------------------------------- the six rules
 
 
 def dissipating(measured: Measured) -> Symptom | None:
@@ -335,6 +336,23 @@ def vanishing(measured: Measured) -> Symptom | None:
     layer = next((name for name in reversed(sizes) if RELATIVE_GRADIENT.exceeded(sizes[name])), None)
     problem = "gradients are too small, relative to the weights, to change them"
     return symptom(RELATIVE_GRADIENT, value, "in the first layers", layer, sizes, problem)
+
+
+def rank_collapse(measured: Measured) -> Symptom | None:
+    """The tokens of an input are alike behind the last layer, so that no layer can tell them apart.
+
+    Dong et al. 2021, arXiv:2103.03404. Of layers outside of branches, and only in networks with attention.
+    """
+    trunk = {layer.name for layer in measured.layers if layer.trunk}
+    spread = hidden(by_layer(measured, "token_spread"))
+    spread = {name: value for name, value in spread.items() if name in trunk}
+    if not spread:
+        return None
+    value = list(spread.values())[-1]
+    problem = "the tokens of an input become alike, since attention without a skip averages them layer by layer"
+    return symptom(
+        RANK_COLLAPSE, value, "at the last hidden layer", first_beyond(RANK_COLLAPSE, spread), spread, problem
+    )
 
 
 def symptom(

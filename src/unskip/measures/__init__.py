@@ -6,7 +6,7 @@ from unskip.measures.gradient import growth
 from unskip.measures.measuring import measure, measure_names, register_measure
 from unskip.measures.probe import Family, Layer, Probe, record_outputs
 from unskip.measures.series import Findings, LayerInfo, Measure, Measured, Series
-from unskip.measures.tokens import token_similarity
+from unskip.measures.tokens import attention_entropy, token_similarity, token_spread
 
 __all__ = [
     "Family",
@@ -17,6 +17,7 @@ __all__ = [
     "Measured",
     "Probe",
     "Series",
+    "attention_entropy",
     "cosine_similarity",
     "growth",
     "interlayer_cushion",
@@ -28,4 +29,5 @@ __all__ = [
     "recovery",
     "register_measure",
     "token_similarity",
+    "token_spread",
 ]

@@ -21,6 +21,9 @@ from unskip.surgery import register_reader
 from unskip.surgery.readers.transformer import SkipFreeBlock, write_attention, write_block
 
 
+HEAD = 64  # channels of a head unless heads are given
+
+
 class GPTBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
@@ -81,15 +84,17 @@ class GPT(nn.Module):
         context: int = 256,  # the longest text, T
         width: int = 384,
         depth: int = 24,
-        heads: int = 6,
+        heads: int | None = None,  # as many as give each 64 channels, and one at least
         mlp_ratio: float = 4.0,
         drop_rate: float = 0.0,
     ) -> None:
         super().__init__()
         for field, value in (("context", context), ("width", width), ("depth", depth), ("heads", heads)):
-            check_count("gpt", field, value)
+            if value is not None:
+                check_count("gpt", field, value)
+        heads = heads or max(1, width // HEAD)
         if width % heads:
-            raise ValueError(f"gpt: width={width} can't be shared by heads={heads}; choose a multiple.")
+            raise ValueError(f"gpt: width={width} can't be shared by heads={heads}; choose a multiple, or say heads.")
         self.num_classes, self.context, self.num_features = num_classes, context, width
         self.embed = nn.Embedding(num_classes, width)
         self.pos_embed = nn.Parameter(torch.empty(context, width))
@@ -126,10 +131,13 @@ class GPT(nn.Module):
         return self.head(self.forward_features(ids))
 
 
-# Learners of 2.5 C hidden units: three quarters of the residual network's weights.
-WIDTH = 384
+def learner_width(model: Any) -> dict[int, int]:
+    """Learners of 2.5 C hidden units: three quarters of the residual network's weights."""
+    return {model.num_features: round(2.5 * model.num_features)}
+
+
 PRESETS: dict[str, dict[str, Any]] = {
-    "pnnh": {"attention": "shaped", "hidden": {WIDTH: 960}, "scale": 0.1},
+    "pnnh": {"attention": "shaped", "hidden": learner_width, "scale": 0.1},
     "plain": {"attention": "plain"},
     "full_carry": {"attention": "shaped", "scale": 0.1},
 }

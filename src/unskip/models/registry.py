@@ -58,7 +58,7 @@ class Entry:
     mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN  # of the images' channels, for normalising
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD
     method: str | None = None  # makes what the builder returns skip-free; None leaves it as it is
-    presets: Mapping[str, Any] = field(default_factory=dict)  # options of the method that are not its defaults
+    presets: Mapping[str, Any] = field(default_factory=dict)  # of the method; a function makes it of what is built
     options: tuple[str, ...] = ()  # the builder's own arguments beside timm's
     paper_params: float | None = None  # millions, as the network's paper prints it
     feature_cfg: Mapping[str, Any] = field(default_factory=dict)  # how timm takes feature maps from it
@@ -89,11 +89,12 @@ class Entry:
         if pretrained:
             overlay = self._weights([name for name in kwargs if name in (*known, *self.options)], **kwargs)
             kwargs["pretrained_cfg_overlay"] = overlay
-        options = {**self.presets} | {name: kwargs.pop(name) for name in list(kwargs) if name in known}
+        given = {name: kwargs.pop(name) for name in list(kwargs) if name in known}
 
         def build(**builder_kwargs: Any) -> nn.Module:
             network = self.builder(**builder_kwargs)
-            return network if self.method is None else plainify(network, self.method, **options)
+            presets = {name: preset(network) if callable(preset) else preset for name, preset in self.presets.items()}
+            return network if self.method is None else plainify(network, self.method, **(presets | given))
 
         try:
             return build_model_with_cfg(
@@ -170,7 +171,8 @@ def register_backbone(
         residual: whether the residual network gets a name too.
         methods: the methods to name, `method_backbone` each.
         paper: parameters that Zhang et al. 2024 prints, in millions, by method ('residual', 'plain', 'pnnh', 'dirac').
-        presets: options of a method, by method, where its name means others than its defaults.
+        presets: options of a method, by method, where its name means others than its defaults; one that depends on the
+            network's sizes is a function of the residual network.
         about: the other fields of `Entry`.
     """
     for method in (None, *methods) if residual else methods:

@@ -82,8 +82,6 @@ def recipe_of(cell: Cell, rate: float, seed: int, settings: AttentionSettings) -
     """The recipe of one run: shakespeare-pnnh-24 but for what the row, the grid and the machine want."""
     _, model, options = ROWS[cell.row]
     sizes = {"width": settings.width, "depth": cell.depth, "heads": settings.heads, "context": settings.context}
-    if model.startswith("pnnh"):
-        sizes["hidden"] = {str(settings.width): round(2.5 * settings.width)}  # type: ignore[assignment]
     muon = cell.optimizer == "muon"
     epochs = settings.epochs or 1
     return load_recipe(
