@@ -16,7 +16,7 @@ from statistics import geometric_mean
 from typing import Literal
 
 from unskip.doctor.remedies import Mechanism, Rebuilds, always, remedies
-from unskip.measures import Measured
+from unskip.measures import COLLAPSED, UPDATES, Measured, last_tokens
 
 Outcome = Literal["trains", "doubtful", "fails"]
 FAMILIES = ("activation", "gradient", "dissipation", "tokens")  # the measures that the rules need
@@ -67,7 +67,8 @@ DIFFERENCE = Limit("singularity", "difference", at=0.026, slack=0.6)
 STEP = Limit("exploding gradient", "gradient_norm", at=6e-4, slack=0.5, text=".0e")
 RELATIVE_GRADIENT = Limit("vanishing gradient", "relative_gradient", at=6e-3, slack=0.7, text=".1g")
 SATURATION = Limit("saturation", "gradient_blocked", at=0.8, slack=1.15, text=".0%")
-RANK_COLLAPSE = Limit("rank collapse", "token_spread", at=0.5, slack=0.6)
+RANK_COLLAPSE = Limit("rank collapse", "token_spread", at=0.5, slack=0.6)  # of a network that answers for each token
+RANK_COLLAPSE_CLASSES = Limit("rank collapse", "token_spread", at=1e-4, slack=0.1)  # of one that answers once
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ def judge(measured: Measured, *, trained: bool = False, rebuilds: Rebuilds = alw
     if verdict is not None:
         return verdict
     verdict = apply_rules(measured, rebuilds)
+    if verdict.outcome != "fails":
+        verdict = collapses(measured) or verdict
     if not trained:
         return verdict
     caution = "However, its weights are trained, and the limits are for untrained networks: rely on the measures."
@@ -228,7 +231,7 @@ def bands(measured: Measured) -> dict[str, tuple[float | None, float | None]]:
         NOISE_TO_SIGNAL.measure: (None, NOISE_TO_SIGNAL.at),
         DIFFERENCE.measure: (DIFFERENCE.at, None),
         RELATIVE_GRADIENT.measure: (RELATIVE_GRADIENT.at, None),
-        RANK_COLLAPSE.measure: (RANK_COLLAPSE.at, None),
+        RANK_COLLAPSE.measure: (token_limit(measured).at, None),
     }
     loss = abs(measured.numbers.get("loss", math.nan))
     if math.isfinite(loss) and loss > 0:
@@ -338,21 +341,48 @@ def vanishing(measured: Measured) -> Symptom | None:
     return symptom(RELATIVE_GRADIENT, value, "in the first layers", layer, sizes, problem)
 
 
+def collapses(measured: Measured) -> Verdict | None:
+    """The verdict on a network whose first updates make its tokens alike, where an optimizer was given."""
+    value, layer = measured.numbers.get("token_spread_updated", math.inf), last_tokens(measured)
+    if layer is None or not value < COLLAPSED or token_limit(measured) is not RANK_COLLAPSE:
+        return None
+    factor = measured.numbers.get("starting_rate_factor", math.nan)
+    tried = ()
+    if math.isfinite(factor):
+        share = "third" if factor > 0.3 else f"{round(1 / factor)}th"
+        tried = (f"Lower the learning rate to a {share}, with which the first updates keep tokens apart (tried).",)
+    return Verdict(
+        outcome="fails",
+        summary=f"This network will most likely not start with this optimizer and learning rate: one of its first "
+        f"{UPDATES} updates makes the tokens of an input alike (rank collapse; token spread {value:.2g} behind "
+        f"{layer!r}, limit {COLLAPSED:g}). Without skips the same change of each layer multiplies.",
+        mechanism="rank collapse",
+        layer=layer,
+        remedies=(*tried, "Train it with Muon, whose updates have a small spectral norm, or with a warm-up."),
+        measures=("token_spread",),
+        confidence=MAX_CONFIDENCE_LARGE,
+    )
+
+
 def rank_collapse(measured: Measured) -> Symptom | None:
     """The tokens of an input are alike behind the last layer, so that no layer can tell them apart.
 
     Dong et al. 2021, arXiv:2103.03404. Of layers outside of branches, and only in networks with attention.
     """
-    trunk = {layer.name for layer in measured.layers if layer.trunk}
+    trunk, limit = {layer.name for layer in measured.layers if layer.trunk}, token_limit(measured)
     spread = hidden(by_layer(measured, "token_spread"))
     spread = {name: value for name, value in spread.items() if name in trunk}
     if not spread:
         return None
     value = list(spread.values())[-1]
     problem = "the tokens of an input become alike, since attention without a skip averages them layer by layer"
-    return symptom(
-        RANK_COLLAPSE, value, "at the last hidden layer", first_beyond(RANK_COLLAPSE, spread), spread, problem
-    )
+    return symptom(limit, value, "at the last hidden layer", first_beyond(limit, spread), spread, problem)
+
+
+def token_limit(measured: Measured) -> Limit:
+    """The limit of token spread. A classifier can do with tokens that differ little: it tells inputs apart, no tokens."""
+    answers = bool(measured.layers) and measured.layers[-1].name in by_layer(measured, "token_spread")
+    return RANK_COLLAPSE if answers else RANK_COLLAPSE_CLASSES
 
 
 def symptom(

@@ -2,8 +2,7 @@
 
 The entries of AdamW's first updates are all about ±η, so that an update's largest singular value is of the order of
 η √(d_in d_out). Without skips that multiplies into the product of all layers, and the same direction is added in each
-of them: all tokens turn into it (`unskip.theory.common_growth`). What that does to this network and this text is
-measured by making the updates, on a copy.
+of them: all tokens turn into it (`unskip.theory.common_growth`). Here the updates are made, on a copy.
 """
 
 import copy
@@ -21,6 +20,8 @@ from unskip.measures.series import Measured
 from unskip.measures.tokens import token_spread
 
 MakeOptimizer = Callable[[nn.Module], Optimizer]
+UPDATES = 16  # that are made to see whether a network starts
+COLLAPSED = 0.05  # spread of tokens below which a network did not start (benchmarks/records/2026-11-19_gpt-start_cpu)
 
 
 def last_tokens(measured: Measured) -> str | None:
@@ -38,7 +39,7 @@ def first_updates(
     batches: Sequence[tuple[Any, Tensor]],
     *,
     layer: str,
-    updates: int = 16,
+    updates: int = UPDATES,
     clip: float = 0.0,
     set_rate: Callable[[Optimizer, int], None] | None = None,
 ) -> tuple[float, ...]:
@@ -53,15 +54,17 @@ def first_updates(
         clip: the largest norm of the gradient; 0 is off.
         set_rate: called with the optimizer and the number of an update before it, for a warm-up.
     """
+    seen: list[float] = []
+
+    def look(module: nn.Module, args: Any, output: Tensor) -> None:
+        seen.append(token_spread(output.detach().flatten(1, -2)))
+
     with preserved(model), torch.compiler.set_stance("force_eager"), torch.enable_grad():
         trained = copy.deepcopy(unwrap(model)).train()
-        made, seen = optimizer(trained), []
-        trained.get_submodule(layer).register_forward_hook(
-            lambda module, args, output: seen.append(token_spread(output.detach().flatten(1, -2)))
-        )
+        trained.get_submodule(layer).register_forward_hook(look)
+        made = optimizer(trained)
         for number, (x, y) in zip(range(updates + 1), cycle(batches), strict=False):
-            with torch.set_grad_enabled(number < updates):
-                loss, _ = loss_of(trained(x), y, None, len(y), 0)
+            loss, _ = loss_of(trained(x), y, None, len(y), 0)
             if number == updates or not torch.isfinite(loss):
                 break
             if set_rate is not None:
@@ -72,3 +75,15 @@ def first_updates(
                 nn.utils.clip_grad_norm_(trained.parameters(), clip)
             made.step()
     return tuple(seen)
+
+
+def slower(optimizer: MakeOptimizer, factor: float) -> MakeOptimizer:
+    """The same optimizer with all of its learning rates multiplied by a factor."""
+
+    def make(model: nn.Module) -> Optimizer:
+        made = optimizer(model)
+        for group in made.param_groups:
+            group |= {name: factor * group[name] for name in ("lr", "adamw_lr") if name in group}
+        return made
+
+    return make

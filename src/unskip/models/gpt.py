@@ -20,7 +20,6 @@ from unskip.models.staged import check_count
 from unskip.surgery import register_reader
 from unskip.surgery.readers.transformer import SkipFreeBlock, write_attention, write_block
 
-
 HEAD = 64  # channels of a head unless heads are given
 
 

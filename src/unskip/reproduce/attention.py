@@ -6,16 +6,27 @@ its best epoch, so that each is at its own best. `unskip.models.gpt` is the netw
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch.optim import Optimizer
 
+from unskip.data.feed import make_feed
+from unskip.data.sets import DataSet, load
+from unskip.measures import COLLAPSED, first_updates
 from unskip.reproduce.registry import Outcome, between, one_of, reproduction
 from unskip.reproduce.trained import Trained, flags, train
+from unskip.theory import common_growth
 from unskip.train.many import Finished
+from unskip.train.optim import learning_rate, make_optimizer, set_rates
 from unskip.train.recipe import Recipe, load_recipe
+from unskip.train.runner import build
 
 NAME = "attention"
 SHAPED = {"attention": "shaped"}
@@ -52,6 +63,10 @@ class AttentionSettings(Trained):
     clip: Annotated[float, "largest norm of the gradient; 0: off", between(0, 1e6)] = 1.0
     eps: Annotated[float, "AdamW's eps", between(1e-16, 1.0)] = 1e-8
     warmup: Annotated[float, "share of the updates in which the learning rate rises", between(0, 1)] = 0.1
+    predict: Annotated[
+        int, "say which runs start from their first updates, so many, made once more on the CPU; 0: don't",
+        between(0, 10_000),
+    ] = 0  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +123,89 @@ def recipe_of(cell: Cell, rate: float, seed: int, settings: AttentionSettings) -
     )
 
 
+START = 0.1  # nats below the loss of single tokens, at which a network has started
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Whether a run starts, as its first updates say, as a bound says, and what happened."""
+
+    spread: float  # of tokens behind the last norm, the lowest of the first updates
+    growth: float  # `unskip.theory.common_growth`
+    loss: float  # of the run
+    started: bool
+
+    @property
+    def predicted(self) -> bool:
+        return self.spread >= COLLAPSED
+
+
+def prediction_of(recipe: Recipe, data: DataSet, run: Finished, updates: int) -> Prediction:
+    """The prediction for a run from the first updates of its recipe, of the same texts in the same order."""
+    feed = make_feed(data, recipe.data, **recipe.feeding)
+    batches = list(islice(chain.from_iterable(feed.epoch(epoch) for epoch in range(recipe.run.epochs)), updates))
+
+    def set_rate(optimizer: Optimizer, number: int) -> None:
+        set_rates(optimizer, learning_rate(recipe.optimizer, number, epochs=recipe.run.epochs, steps=feed.steps))
+
+    model, width = build(recipe, data), int(recipe.network.options["width"])
+    spreads = first_updates(
+        model, partial(make_optimizer, config=recipe.optimizer), batches, layer="norm", updates=updates,
+        clip=recipe.optimizer.clip, set_rate=set_rate,
+    )  # fmt: skip
+    blocks = len(model.blocks)  # type: ignore[arg-type]
+    growth = common_growth(recipe.optimizer.lr, width, width, 2 * blocks)
+    return Prediction(
+        spread=min(spreads), growth=growth, loss=best(run), started=best(run) < single_token_loss(data) - START
+    )
+
+
+def single_token_loss(data: DataSet) -> float:
+    """The validation loss of a network that only knows how frequent tokens are in the training text, in nats."""
+    held = data.test if data.val is None else data.val
+    counts, seen = (torch.bincount(split.labels, minlength=data.classes).double() for split in (data.train, held))
+    return float(-(seen / seen.sum() * ((counts + 1) / (counts + 1).sum()).log()).sum())
+
+
+def predictions(
+    recipes: Mapping[str, Recipe], settings: AttentionSettings, runs: Mapping[str, Finished]
+) -> dict[str, Prediction]:
+    """By name of run; empty unless they are asked for."""
+    if not settings.predict or not recipes:
+        return {}
+    data = load(next(iter(recipes.values())).data, settings.data)
+    return {
+        name: prediction_of(recipe, data, runs[name], settings.predict)
+        for name, recipe in recipes.items()
+        if name in runs
+    }
+
+
+def prediction_lines(found: Mapping[str, Prediction], settings: AttentionSettings) -> list[str]:
+    if not found:
+        return []
+    lines = [
+        "",
+        "| run | lowest token spread | predicted | growth | validation loss | |",
+        "|---|---:|---|---:|---:|---|",
+    ]
+    words = {True: "starts", False: "does not start"}
+    for name, each in found.items():
+        missed = "" if each.predicted == each.started else " (missed)"
+        lines.append(
+            f"| {name} | {each.spread:.3f} | {words[each.predicted]} | {each.growth:.3g} | {each.loss:.3f} | "
+            f"{words[each.started]}{missed} |"
+        )
+    hits = sum(each.predicted == each.started for each in found.values())
+    lines += [
+        "",
+        f"{hits} of {len(found)} predicted, by whether the spread of tokens falls below {COLLAPSED:g} in the first "
+        f"{settings.predict} updates; {sum(each.started for each in found.values())} start: their validation loss gets "
+        f"{START:g} nats below that of single characters. Growth is (1 + η d / 2)^(2 layers).",
+    ]
+    return lines
+
+
 def best(run: Finished) -> float:
     """The validation loss of the best epoch; infinite where the run diverged."""
     return min((row["val_loss"] for row in run.epochs if row.get("val_loss") is not None), default=float("inf"))
@@ -129,7 +227,7 @@ def attention(settings: AttentionSettings, folder: Path) -> Outcome:
         for cell, rate in chosen.items()
     }
     runs |= train(more, settings, folder / "runs") if more else {}
-    return outcome(settings, cells, chosen, rates, runs)
+    return outcome(settings, cells, chosen, rates, runs, predictions(first, settings, runs))
 
 
 def outcome(
@@ -138,6 +236,7 @@ def outcome(
     chosen: Mapping[Cell, float],
     rates: Mapping[str, list[float]],
     runs: Mapping[str, Finished],
+    predicted: Mapping[str, Prediction],
 ) -> Outcome:
     lines = [
         "| layers | row | optimizer | best rate | validation loss | less residual's | training loss then | weights |",
@@ -167,29 +266,69 @@ def outcome(
         name: {"losses": [row.get("val_loss") for row in run.epochs], "seconds": run.seconds, "loss": best(run)}
         for name, run in runs.items()
     }
+    found = prediction_lines(predicted, settings)
+    numbers: dict[str, Any] = {"runs": grid, "parameters": {name: run.parameters for name, run in runs.items()}}
+    if predicted:
+        numbers["predictions"] = {
+            name: {**asdict(each), "predicted": each.predicted} for name, each in predicted.items()
+        }
     return Outcome(
-        lines=(*lines, about),
-        numbers={"runs": grid, "parameters": {name: run.parameters for name, run in runs.items()}},
-        readme=(about, "", *lines, "", "## How", command, "`results.json` has the losses of every epoch of every run."),
+        lines=(*lines, about, *found),
+        numbers=numbers,
+        readme=(
+            about,
+            "",
+            *lines,
+            *found,
+            "",
+            "## How",
+            command,
+            "`results.json` has the losses of every epoch of every run.",
+        ),
         figure=draw(cells, rates, runs),
     )
 
 
 def draw(cells: list[Cell], rates: Mapping[str, list[float]], runs: Mapping[str, Finished]) -> Figure:
-    """The best validation loss over the learning rate, a panel for each depth and optimizer."""
-    panels = list(dict.fromkeys((cell.depth, cell.optimizer) for cell in cells))
-    figure = Figure(figsize=(4.2 * len(panels), 3.8), dpi=120, layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-    for place, (depth, optimizer) in zip(axes, panels, strict=True):
-        for cell in cells:
-            if (cell.depth, cell.optimizer) == (depth, optimizer):
-                losses = [best(runs[cell.name(rate, 0)]) for rate in rates[optimizer]]
-                place.plot(
-                    rates[optimizer], losses, "o-", ms=4, lw=1.4, label=cell.row,
-                    color=COLOURS[list(ROWS).index(cell.row)],
-                )  # fmt: skip
-        place.set(title=f"{depth} layers, {optimizer}", xscale="log", xlabel="learning rate")
-        place.grid(color="#e5e7eb")
-    axes[0].set_ylabel("validation loss (nats)")
-    axes[-1].legend(frameon=False, fontsize=7)
+    """The best validation loss over the depth at each row's best rate, where there are several depths.
+
+    Below it, where there are several learning rates, the loss over them, a panel for each depth and optimizer.
+    """
+    depths, optimizers = sorted({cell.depth for cell in cells}), list(dict.fromkeys(cell.optimizer for cell in cells))
+    panels = [(depth, optimizer) for optimizer in optimizers for depth in depths]
+    rows = [
+        kind for kind, there in (("depth", len(depths) > 1), ("rate", any(len(r) > 1 for r in rates.values()))) if there
+    ]
+    rows = rows or ["rate"]
+    wide = max(len(optimizers) if kind == "depth" else len(panels) for kind in rows)
+    figure = Figure(figsize=(max(4.6, 3.2 * wide), 3.8 * len(rows)), dpi=120, layout="constrained")
+    parts = dict(zip(rows, figure.subfigures(len(rows), 1, squeeze=False)[:, 0], strict=True))
+
+    def lowest(cell: Cell) -> float:
+        return min(best(runs[cell.name(rate, 0)]) for rate in rates[cell.optimizer])
+
+    def line(place: Axes, row: str, xs: list[float], ys: list[float]) -> None:
+        place.plot(xs, ys, "o-", ms=4, lw=1.4, label=row, color=COLOURS[list(ROWS).index(row)])
+
+    names = list(dict.fromkeys(cell.row for cell in cells))
+    for kind, part in parts.items():
+        shown = [(0, optimizer) for optimizer in optimizers] if kind == "depth" else panels
+        axes = part.subplots(1, len(shown), squeeze=False, sharey=True)[0]
+        for place, (depth, optimizer) in zip(axes, shown, strict=True):
+            for row in names:
+                own = {cell.depth: cell for cell in cells if (cell.row, cell.optimizer) == (row, optimizer)}
+                if kind == "depth":
+                    line(place, row, [*map(float, depths)], [lowest(own[d]) for d in depths])
+                else:
+                    losses = [best(runs[own[depth].name(rate, 0)]) for rate in rates[optimizer]]
+                    line(place, row, rates[optimizer], losses)
+            if kind == "depth":
+                place.set(title=optimizer, xscale="log", xlabel="layers")
+                place.set_xticks(depths, labels=map(str, depths))
+                place.minorticks_off()
+            else:
+                place.set(title=f"{depth} layers, {optimizer}", xscale="log", xlabel="learning rate")
+            place.grid(color="#e5e7eb")
+        axes[0].set_ylabel("validation loss (nats)")
+        axes[-1].legend(frameon=False, fontsize=7)
     return figure
