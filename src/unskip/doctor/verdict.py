@@ -380,7 +380,7 @@ def rank_collapse(measured: Measured) -> Symptom | None:
 
 
 def token_limit(measured: Measured) -> Limit:
-    """The limit of token spread. A classifier can do with tokens that differ little: it tells inputs apart, no tokens."""
+    """The limit of token spread. A classifier, which tells inputs apart, can do with tokens that differ little."""
     answers = bool(measured.layers) and measured.layers[-1].name in by_layer(measured, "token_spread")
     return RANK_COLLAPSE if answers else RANK_COLLAPSE_CLASSES
 

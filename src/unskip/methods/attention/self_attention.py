@@ -85,8 +85,7 @@ class SelfAttention(nn.Module):
         q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:
             q, k = rotary(q, k)
-        if self.k.out_features != self.q.out_features:
-            shared = self.q.out_features // self.k.out_features
+        if (shared := self.heads // k.shape[1]) > 1:
             k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
         return q, k, v
 
