@@ -65,7 +65,7 @@ def attention_entropy(matrix: Tensor) -> float:
     tokens = p.shape[-1]
     causal = p.shape[-2] == tokens and not bool(p.triu(1).any())
     seen = torch.arange(1, tokens + 1, device=p.device) if causal else torch.full((p.shape[-2],), tokens)
-    entropy = torch.special.entr(p).sum(-1).mean(dim=tuple(range(p.ndim - 2)))  # (T,)
+    entropy = torch.special.entr(p).sum(-1).reshape(-1, p.shape[-2]).mean(0)  # (T,)
     several = seen > 1
     return (entropy[several] / seen.to(entropy)[several].log()).mean().item()
 

@@ -7,26 +7,20 @@ its best epoch, so that each is at its own best. `unskip.models.gpt` is the netw
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
-from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch.optim import Optimizer
 
-from unskip.data.feed import make_feed
-from unskip.data.sets import DataSet, load
-from unskip.measures import COLLAPSED, first_updates
+from unskip.data.sets import load
+from unskip.io.load import load_model
 from unskip.reproduce.registry import Outcome, between, one_of, reproduction
+from unskip.reproduce.starts import Prediction, prediction_lines, predictions
 from unskip.reproduce.trained import Trained, flags, train
-from unskip.theory import common_growth
+from unskip.ship import loss_in_bits
 from unskip.train.many import Finished
-from unskip.train.optim import learning_rate, make_optimizer, set_rates
 from unskip.train.recipe import Recipe, load_recipe
-from unskip.train.runner import build
 
 NAME = "attention"
 SHAPED = {"attention": "shaped"}
@@ -67,6 +61,16 @@ class AttentionSettings(Trained):
         int, "say which runs start from their first updates, so many, made once more on the CPU; 0: don't",
         between(0, 10_000),
     ] = 0  # fmt: skip
+    int8: Annotated[
+        bool, "measure each row's loss with W8A8 and W8A6, at its best rate and for seed 0; not with --results-only"
+    ] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.int8 and self.results_only:
+            raise ValueError(
+                "reproduce: int8 needs the trained weights, which results_only drops; leave one of them out."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,87 +127,33 @@ def recipe_of(cell: Cell, rate: float, seed: int, settings: AttentionSettings) -
     )
 
 
-START = 0.1  # nats below the loss of single tokens, at which a network has started
+CALIBRATED = 128  # texts that ranges of what layers read are taken from
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """Whether a run starts, as its first updates say, as a bound says, and what happened."""
-
-    spread: float  # of tokens behind the last norm, the lowest of the first updates
-    growth: float  # `unskip.theory.common_growth`
-    loss: float  # of the run
-    started: bool
-
-    @property
-    def predicted(self) -> bool:
-        return self.spread >= COLLAPSED
+CALIBRATED = 128  # texts that ranges of what layers read are taken from
 
 
-def prediction_of(recipe: Recipe, data: DataSet, run: Finished, updates: int) -> Prediction:
-    """The prediction for a run from the first updates of its recipe, of the same texts in the same order."""
-    feed = make_feed(data, recipe.data, **recipe.feeding)
-    batches = list(islice(chain.from_iterable(feed.epoch(epoch) for epoch in range(recipe.run.epochs)), updates))
-
-    def set_rate(optimizer: Optimizer, number: int) -> None:
-        set_rates(optimizer, learning_rate(recipe.optimizer, number, epochs=recipe.run.epochs, steps=feed.steps))
-
-    model, width = build(recipe, data), int(recipe.network.options["width"])
-    spreads = first_updates(
-        model, partial(make_optimizer, config=recipe.optimizer), batches, layer="norm", updates=updates,
-        clip=recipe.optimizer.clip, set_rate=set_rate,
-    )  # fmt: skip
-    blocks = len(model.blocks)  # type: ignore[arg-type]
-    growth = common_growth(recipe.optimizer.lr, width, width, 2 * blocks)
-    return Prediction(
-        spread=min(spreads), growth=growth, loss=best(run), started=best(run) < single_token_loss(data) - START
-    )
-
-
-def single_token_loss(data: DataSet) -> float:
-    """The validation loss of a network that only knows how frequent tokens are in the training text, in nats."""
-    held = data.test if data.val is None else data.val
-    counts, seen = (torch.bincount(split.labels, minlength=data.classes).double() for split in (data.train, held))
-    return float(-(seen / seen.sum() * ((counts + 1) / (counts + 1).sum()).log()).sum())
-
-
-def predictions(
-    recipes: Mapping[str, Recipe], settings: AttentionSettings, runs: Mapping[str, Finished]
-) -> dict[str, Prediction]:
-    """By name of run; empty unless they are asked for."""
-    if not settings.predict or not recipes:
-        return {}
-    data = load(next(iter(recipes.values())).data, settings.data)
-    return {
-        name: prediction_of(recipe, data, runs[name], settings.predict)
-        for name, recipe in recipes.items()
-        if name in runs
-    }
-
-
-def prediction_lines(found: Mapping[str, Prediction], settings: AttentionSettings) -> list[str]:
-    if not found:
+def in_bits(folders: Mapping[Cell, Path], recipes: Mapping[str, Recipe], settings: AttentionSettings) -> list[str]:
+    """A table of losses on the validation text in float and in few bits, a line for each cell; [] unless asked for."""
+    if not settings.int8:
         return []
-    lines = [
-        "",
-        "| run | lowest token spread | predicted | growth | validation loss | |",
-        "|---|---:|---|---:|---:|---|",
-    ]
-    words = {True: "starts", False: "does not start"}
-    for name, each in found.items():
-        missed = "" if each.predicted == each.started else " (missed)"
+    recipe = next(iter(recipes.values()))
+    data, length = load(recipe.data, settings.data), settings.context
+    held = (data.test if data.val is None else data.val).labels
+    learnt = data.train.labels[: CALIBRATED * length]
+    count = (len(held) - 1) // length
+    test = tuple(held[start : start + count * length].view(count, length) for start in (0, 1))
+    calibrate = learnt[: len(learnt) // length * length].view(-1, length)
+    lines = ["", "| layers | row | optimizer | float | W8A8 | W8A6 |", "|---:|---|---|---:|---:|---:|"]
+    for cell, folder in folders.items():
+        model = load_model(str(folder), command="reproduce").model.eval()
+        found = loss_in_bits(model, calibrate, test)  # type: ignore[arg-type]
+        cells = (f"{loss:.4f} ({found.increase(bits):+.4f})" for bits, loss in found.quantized.items())
         lines.append(
-            f"| {name} | {each.spread:.3f} | {words[each.predicted]} | {each.growth:.3g} | {each.loss:.3f} | "
-            f"{words[each.started]}{missed} |"
+            f"| {cell.depth} | {ROWS[cell.row][0]} | {cell.optimizer} | {found.exact:.4f} | {' | '.join(cells)} |"
         )
-    hits = sum(each.predicted == each.started for each in found.values())
-    lines += [
-        "",
-        f"{hits} of {len(found)} predicted, by whether the spread of tokens falls below {COLLAPSED:g} in the first "
-        f"{settings.predict} updates; {sum(each.started for each in found.values())} start: their validation loss gets "
-        f"{START:g} nats below that of single characters. Growth is (1 + η d / 2)^(2 layers).",
-    ]
-    return lines
+    about = f"Losses on {count:,} texts; linear layers in few bits (`unskip.ship.loss_in_bits`)"
+    return [*lines, "", f"{about}, ranges from {len(calibrate)} texts of the training part."]
 
 
 def best(run: Finished) -> float:
@@ -227,7 +177,10 @@ def attention(settings: AttentionSettings, folder: Path) -> Outcome:
         for cell, rate in chosen.items()
     }
     runs |= train(more, settings, folder / "runs") if more else {}
-    return outcome(settings, cells, chosen, rates, runs, predictions(first, settings, runs))
+    more_lines = in_bits({cell: folder / "runs" / cell.name(rate, 0) for cell, rate in chosen.items()}, first, settings)
+    return outcome(
+        settings, cells, chosen, rates, runs, predictions(first, runs, settings.data, settings.predict), more_lines
+    )
 
 
 def outcome(
@@ -237,6 +190,7 @@ def outcome(
     rates: Mapping[str, list[float]],
     runs: Mapping[str, Finished],
     predicted: Mapping[str, Prediction],
+    bits: list[str],
 ) -> Outcome:
     lines = [
         "| layers | row | optimizer | best rate | validation loss | less residual's | training loss then | weights |",
@@ -266,12 +220,10 @@ def outcome(
         name: {"losses": [row.get("val_loss") for row in run.epochs], "seconds": run.seconds, "loss": best(run)}
         for name, run in runs.items()
     }
-    found = prediction_lines(predicted, settings)
+    found = [*prediction_lines(predicted, settings.predict), *bits]
     numbers: dict[str, Any] = {"runs": grid, "parameters": {name: run.parameters for name, run in runs.items()}}
     if predicted:
-        numbers["predictions"] = {
-            name: {**asdict(each), "predicted": each.predicted} for name, each in predicted.items()
-        }
+        numbers["predictions"] = {name: asdict(each) for name, each in predicted.items()}
     return Outcome(
         lines=(*lines, about, *found),
         numbers=numbers,
