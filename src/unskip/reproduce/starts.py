@@ -108,6 +108,6 @@ def prediction_lines(found: Mapping[str, Prediction], updates: int) -> list[str]
         "",
         f"{sum(each.started for each in found.values())} of {len(found)} start: their validation loss gets {START:g} "
         f"nats below that of single characters. Right are {updates_right} by the first {updates} updates (the spread "
-        f"of tokens falls below {COLLAPSED:g} or not) and {growth_right} by the formula (growth (1 + η d / 2)^(2 layers) "
+        f"of tokens falls below {COLLAPSED:g} or not) and {growth_right} by the formula ((1 + η d / 2)^(2 layers) "
         f"is above {GROWN:g} or not), which knows nothing of a warm-up and is for AdamW.",
     ]
