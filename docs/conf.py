@@ -1,5 +1,9 @@
 """Sphinx configuration: MyST pages, furo, docstrings, formulas that need no network."""
 
+import json
+import sys
+from pathlib import Path
+
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
@@ -7,7 +11,9 @@ from sphinx.writers.html5 import HTML5Translator
 
 import unskip
 from unskip.methods import describe_method, method_names
-from unskip.surgery.kinds import support_table
+
+sys.path.insert(0, str(Path(__file__).parent))
+from support import support_table
 
 project = "unskip"
 author = "the unskip authors"
@@ -20,6 +26,7 @@ myst_heading_anchors = 3
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 exclude_patterns = ["_build"]
+source_suffix = {".md": "markdown", ".ipynb": "markdown"}  # `_notebook` makes Markdown of the latter
 html_theme = "furo"
 html_title = "unskip"
 html_static_path = ["_static"]
@@ -48,10 +55,37 @@ def _methods(app: Sphinx, page: str, source: list[str]) -> None:
             for option in method.options:
                 words = option.doc.replace("|", "\\|")
                 lines.append(f"| `{option.name}` | {option.values} | {words} |")
-        source[0] = source[0].replace("<!-- methods -->", "\n".join(lines)).replace("<!-- kinds -->", support_table())
+        source[0] = source[0].replace("<!-- methods -->", "\n".join(lines)).replace("<!-- support -->", support_table())
+
+
+def _notebook(app: Sphinx, page: str, source: list[str]) -> None:
+    """Makes a page of a notebook: its text, its code, and what was printed and drawn when it was run."""
+    if app.env.doc2path(page).suffix != ".ipynb":
+        return
+    parts = []
+    for cell in json.loads(source[0])["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            if not parts:  # the head
+                head, mark, rest = text.partition("\n## ")
+                text = f"{head}\n\n{{download}}`Download this notebook <{Path(page).name}.ipynb>`\n{mark}{rest}"
+            parts.append(text)
+            continue
+        language, code = ("sh", text.partition("\n")[2]) if text.startswith("%%sh") else ("python", text)
+        parts.append(f"```{language}\n{code}\n```")
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/png" in data:
+                png = "".join(data["image/png"]).replace("\n", "")
+                parts.append(f'<img class="output" alt="What the code above draws." src="data:image/png;base64,{png}">')
+            else:
+                shown = "".join(output.get("text") or data["text/plain"]).rstrip()
+                parts.append(f"````{{code-block}} text\n:class: output\n\n{shown}\n````")
+    source[0] = "\n\n".join(parts)
 
 
 def setup(app: Sphinx) -> None:
-    """Connects the list of methods and the renderer."""
+    """Connects the list of methods, the notebooks and the renderer."""
     app.connect("source-read", _methods)
+    app.connect("source-read", _notebook)
     app.add_html_math_renderer("mathml", (_math, None), (_math, None))

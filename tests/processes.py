@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from typing import Any
 
 import torch
 
+import unskip
+
+SOURCE = Path(unskip.__file__).parents[1]
 IMPORTED = ["unskip.cli.commands", "unskip.train.runner", "unskip.bench", "tests.train.small"]
 
 
@@ -66,3 +70,20 @@ def _command(words: tuple[str, ...], cwd: Path, out: Path, err: Path, environmen
     from unskip.cli import main
 
     main()
+
+
+def paste(line: str, folder: Path) -> str:
+    """What a line of commands prints; the line must end with code 0."""
+    (folder / "bin").mkdir(exist_ok=True)
+    command = folder / "bin" / "unskip"
+    command.write_text(f"#!{sys.executable}\nfrom unskip.cli import main\nmain()\n")
+    command.chmod(0o755)
+    path = os.pathsep.join([str(command.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+    # What the machine that runs the tests has; its packages too where PYTHONPATH says so.
+    environment = {
+        **os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join([str(SOURCE), *sys.path]),
+        "TORCH_HOME": torch.hub.get_dir(), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    done = subprocess.run(line, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -12,7 +12,7 @@ from unskip.models.weights import names_with_weights, weights_of
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks" / "records"
 # Old entries of CHANGELOG.md may name scripts that are gone.
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CODE = [path for path in sorted((ROOT / "src").rglob("*")) if path.suffix in (".py", ".toml", ".md")]
 READMES = [*sorted(RECORDS.glob("*/README.md")), *sorted(RECORDS.glob("*.md")), ROOT / "benchmarks/verdict/README.md"]
 FOLDER = re.compile(r"\b\d{4}-\d{2}-\d{2}_[\w-]+\b")  # a record's name, with or without its path

@@ -1,4 +1,4 @@
-"""Blocks to write a network without skip connections by hand; they are those that `unskip.plainify` builds.
+"""Blocks for networks without skip connections that are written by hand, the same as `unskip.plainify` builds.
 
     net = nn.Sequential(stem, unskip.nn.PNNHBlock(64), unskip.nn.PNNHBlock(64, 128, stride=2), pool, head)
 
@@ -42,8 +42,20 @@ def PNNHBlock(
         stride: of the first convolution, and of the coder.
         act: σ; ReLU unless given.
         bank: where blocks of one network share their coder. Only fitted coders have weights to share.
-        options: of the method, for instance ratio=0.25; `unskip models pnnh --methods` lists them.
+        options: of the method `pnnh`, for instance ratio=0.25; `unskip models pnnh --methods` lists them. `head_norm`
+            belongs to a whole network.
+
+    Example:
+        >>> block = unskip.nn.PNNHBlock(16, 32, stride=2)
+        >>> block(torch.zeros(2, 16, 8, 8)).shape
+        torch.Size([2, 32, 4, 4])
+        >>> head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+        >>> net = nn.Sequential(unskip.nn.PNNHBlock(3, 16), block, head)
+        >>> unskip.fold(net.eval(), example=torch.zeros(2, 3, 8, 8))(torch.zeros(2, 3, 8, 8)).shape
+        torch.Size([2, 10])
     """
+    if options.get("head_norm"):
+        raise ValueError("unskip.nn: head_norm=True is a norm behind the last block; put it there, before the pooling.")
     return _built(PNNH(**options), channels, out_channels, stride, act, bank)
 
 
@@ -55,6 +67,10 @@ def SeqBlock(channels: int, out_channels: int | None = None, *, stride: int = 1,
         y = norm(W_2 ⊛ relu(W_1 ⊛ x))           W_1: 3 x 3, C → 2 C;  W_2: 1 x 1, 2 C → C, at the start W_1's centreᵀ
 
     (B, C, H, W) -> (B, out_channels, H / stride, W / stride). Arguments as in `PNNHBlock`, options of the method `seq`.
+
+    Example:
+        >>> unskip.nn.SeqBlock(16, 32, stride=2)(torch.zeros(2, 16, 8, 8)).shape
+        torch.Size([2, 32, 4, 4])
     """
     return _built(Seq(**options), channels, out_channels, stride, None, None)
 
@@ -67,6 +83,10 @@ def PlainBlock(
         y = σ( norm_2(W_2 ⊛ σ(norm_1(W_1 ⊛ x))) )
 
     (B, C, H, W) -> (B, out_channels, H / stride, W / stride). Arguments as in `PNNHBlock`.
+
+    Example:
+        >>> unskip.nn.PlainBlock(16)(torch.zeros(2, 16, 8, 8)).shape
+        torch.Size([2, 16, 8, 8])
     """
     return _built(Plain(), channels, out_channels, stride, act, None)
 
@@ -74,7 +94,7 @@ def PlainBlock(
 def _built(
     method: Method, channels: int, out_channels: int | None, stride: int, act: nn.Module | None, bank: CoderBank | None
 ) -> nn.Module:
-    """What the method makes of a residual block of two 3 x 3 convolutions."""
+    """The method's skip-free version of a residual block of two 3 x 3 convolutions."""
     out = channels if out_channels is None else out_channels
     for name, value in (("channels", channels), ("out_channels", out), ("stride", stride)):
         if type(value) is not int or value < 1:

@@ -11,6 +11,7 @@ from torchvision.transforms import functional as TF
 from tests.data.test_sets import write_folder
 from tests.train.small import arrays, write_npz
 from unskip._core.rng import seed_of
+from unskip.data.config import DataConfig
 from unskip.data.feed import (
     SAMPLE,
     WHOLE,
@@ -22,7 +23,7 @@ from unskip.data.feed import (
     make_feed,
     train_transform,
 )
-from unskip.data.sets import load
+from unskip.data.sets import from_splits, load, make_split
 from unskip.train import Recipe
 
 
@@ -183,6 +184,30 @@ def test_mixing_gives_soft_labels_and_leaves_the_generators_alone() -> None:
     assert torch.equal(y, labels)
     hard, _ = next(feed(Recipe.of(batch=32)).epoch(0))
     assert not torch.equal(x, hard)
+
+
+@pytest.mark.parametrize("kind", ["mixup", "cutmix"])
+def test_labels_are_mixed_in_the_same_proportion_as_pixels(kind: str) -> None:
+    """λ is read off the images; labels are those of both images of a pair, smoothed by 0.1."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (64, 16, 16, 1), dtype=torch.uint8, generator=generator)
+    train, test = (make_split("noise", part.numpy(), (torch.arange(32) % 4).numpy()) for part in images.split(32))
+    data = from_splits(DataConfig(dataset="npz", val_fraction=0.0), train, test, classes=4)
+    config = DataConfig(dataset="npz", **{kind: 1.0})
+    mixed = make_feed(data, config, batch=32, smoothing=0.1)
+    for epoch in range(3):
+        x, y = next(mixed.epoch(epoch))
+        own, labels = next(make_feed(data, DataConfig(dataset="npz"), batch=32).epoch(epoch))
+        other = own.flip(0)
+        if kind == "mixup":
+            share = float(((x - other) * (own - other)).sum() / (own - other).square().sum())
+            torch.testing.assert_close(x, share * own + (1 - share) * other, rtol=1e-5, atol=1e-5)
+        else:
+            box = (x != own).any(0)[0]
+            share = 1 - float(box.double().mean())
+            torch.testing.assert_close(x, torch.where(box, other, own))
+        first, second = (torch.nn.functional.one_hot(each, 4) * 0.9 + 0.1 / 4 for each in (labels, labels.flip(0)))
+        torch.testing.assert_close(y, share * first + (1 - share) * second, rtol=1e-5, atol=1e-5)
 
 
 def test_feeds_of_a_data_set_share_its_images() -> None:

@@ -56,3 +56,31 @@ def test_broken_files_are_a_sentence(folder: tuple[Path, np.ndarray, np.ndarray]
     (root / broken).write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"data: .*(is no \.npz file|val\.png can't be read)"):
         sets.load(DataConfig(dataset="sprites"), root)
+
+
+def test_pictures_of_a_palette_have_its_colours(folder: tuple[Path, np.ndarray, np.ndarray]) -> None:
+    root, *_ = folder
+    for path in root.glob("*.png"):
+        Image.open(path).quantize(32).save(path)
+    data = sets.load(DataConfig(dataset="sprites", val_fraction=0.0), root)
+    with Image.open(root / "val.png") as picture:
+        tile = np.asarray(picture.convert("RGB"))[:16, 16:32]
+    assert torch.equal(data.test.images[1], torch.from_numpy(tile.copy()))
+
+
+def test_pictures_of_several_modes_are_a_sentence(folder: tuple[Path, np.ndarray, np.ndarray]) -> None:
+    root, *_ = folder
+    with Image.open(root / "train_b.png") as picture:
+        picture.convert("L").save(root / "train_b.png")
+    with pytest.raises(ValueError, match=r"the train pictures of .* differ in their channels"):
+        sets.load(DataConfig(dataset="sprites"), root)
+
+
+def test_pictures_that_fit_one_by_one_are_refused_together(
+    folder: tuple[Path, np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, *_ = folder
+    one = 3 * 20 * 16 * 16 * 3  # bytes of the larger picture and its copies
+    monkeypatch.setenv("UNSKIP_MAX_GIB", str(1.5 * one / 2**30))
+    with pytest.raises(ValueError, match=r"train_b\.png, 160 x 32 px, with those before it, would take .* GiB"):
+        sets.load(DataConfig(dataset="sprites"), root)

@@ -68,7 +68,7 @@ def test_a_feed_gives_each_piece_once_with_the_next_tokens(file: Path) -> None:
 
 
 def test_what_is_refused(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="too few for context=4000 and the one behind"):
+    with pytest.raises(ValueError, match="too few for context=4000 and the token after it"):
         load(config(context=4000), file)
     file.write_bytes(b"\xff\xfe" * 500)
     with pytest.raises(ValueError, match=r"no text in UTF-8 .* tokens = 'bytes' reads any file"):
@@ -85,6 +85,19 @@ def test_what_is_refused(file: Path, tmp_path: Path) -> None:
         make_feed(data, config(flip=0.5), batch=8)
     with pytest.raises(ValueError, match=r"batch=4096 is larger than the training text"):
         make_feed(data, config(), batch=4096)
+
+
+@pytest.mark.parametrize("tokens", ["characters", "bytes"])
+def test_a_text_is_refused_by_the_memory_that_its_tokens_take(
+    tokens: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token takes eight bytes and more, so a text far below the limit would fill the memory."""
+    monkeypatch.setenv("UNSKIP_MAX_GIB", "0.5")
+    path = tmp_path / "long.txt"
+    with open(path, "wb") as text:
+        text.truncate(100 << 20)
+    with pytest.raises(ValueError, match=r"long\.txt would take \S+ GiB of memory, and at most 0\.5 are allowed"):
+        load(config(tokens=tokens), path)
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])

@@ -138,3 +138,21 @@ def test_a_sparkline_is_as_long_as_it_has_room_and_values() -> None:
     assert sparkline(series["nothing"]) == ""
     bars = sparkline(series["gradient_norm"])  # zero at the foot, infinity at the top, nothing for NaN
     assert (bars[0], bars[1], bars[2], bars[3], bars[-1]) == ("▁", "█", " ", "▁", "█")
+
+
+def test_a_report_prints_as_a_few_lines_wherever_it_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verdict and what is beyond its limits, not the thousands of numbers; nor rich's own output in a notebook."""
+    found = unskip.diagnose(deep(12, 0.05), torch.randn(32, 32), torch.arange(32) % 10, name="fading")
+    shown = str(found)
+    assert repr(found) == shown
+    assert found.verdict.summary.split()[:3] == shown.splitlines()[1].split()[:3]
+    assert all(remedy in " ".join(shown.split()) for remedy in found.verdict.remedies)
+    marked = [line.split("  ")[0] for line in shown.splitlines() if line.startswith(" ✕ ")]
+    assert len(marked) == len([name for name in found.verdict.measures if name in found.measured.series])
+    assert len(shown.splitlines()) < 20
+    assert max(map(len, shown.splitlines())) <= 100
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert str(found) == shown
+    assert len(repr(found.measured).splitlines()) < 40
+    assert len(repr(found.measured.series["gradient_norm"])) < 120

@@ -1,6 +1,8 @@
 """Attention without skips: the formulas in float64, the starts, and what a skip-free block is."""
 
+import copy
 import math
+from pathlib import Path
 
 import pytest
 import timm
@@ -9,6 +11,7 @@ import torchvision
 from torch import Tensor, fx, nn
 
 import unskip
+from unskip.io.network_file import save
 from unskip.methods import stacked
 from unskip.methods.attention import ATTENTIONS, AttentionSpec, SelfAttention
 from unskip.methods.attention.espa import GAMMA_L, causal_attention, gamma_of, symmetric_attention
@@ -67,8 +70,7 @@ def test_the_formula(name: str, causal: bool) -> None:
     seen = torch.ones(T, T, dtype=torch.bool).tril() if causal else torch.ones(T, T, dtype=torch.bool)
     v = attention.v(x).unflatten(-1, (H, -1)).transpose(1, 2)
     expected = attention.o((matrix(name, attention, x, seen) @ v).transpose(1, 2).flatten(2))
-    tolerance = 1e-6 if name == "espa" and not causal else 1e-10  # B is kept in float32 there
-    torch.testing.assert_close(attention(x), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(attention(x), expected, rtol=1e-10, atol=1e-10)
     if name != "espa":  # whose kernel covers the whole text
         padded = seen.clone().expand(2, 1, T, T).clone()
         padded[1, :, :, 0] = False
@@ -120,6 +122,49 @@ def test_cut_starts_well_conditioned() -> None:
     for layer in (mlp[0], mlp[2]):
         values = torch.linalg.svdvals(layer.weight)
         torch.testing.assert_close(values, torch.full_like(values, 2.0))  # √(4C / C)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_half_precision_starts_orthogonal_too(dtype: torch.dtype) -> None:
+    """PyTorch has no QR decomposition of such matrices."""
+    for name in ATTENTIONS:
+        model = unskip.plainify(BUILD["vit"]().to(dtype), "pnnh", attention=name)
+        assert {p.dtype for p in model.parameters()} == {dtype}
+        assert torch.isfinite(model(torch.randn(1, 3, 32, 32, dtype=dtype))).all()
+    weight = unskip.plainify(BUILD["vit"]().to(dtype), "pnnh", attention="shaped").blocks[0].attn.v.weight.float()
+    torch.testing.assert_close(weight @ weight.T, torch.eye(32), rtol=0.02, atol=0.02)
+
+
+@torch.no_grad()
+def test_shaped_starts_as_the_identity_behind_trained_norms_of_queries() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=32, num_heads=4, depth=1, qk_norm=True)
+    for norm in (model.blocks[0].attn.q_norm, model.blocks[0].attn.k_norm):
+        nn.init.normal_(norm.bias)
+    attention = unskip.plainify(model, "plain", attention="shaped").blocks[0].attn
+    x = torch.randn(TOKENS)
+    torch.testing.assert_close(attention(x), attention.o(attention.v(x)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["vit", "gpt"])
+@torch.no_grad()
+def test_networks_can_be_traced_and_copied(name: str) -> None:
+    x = torch.randn(2, 3, 32, 32) if name == "vit" else torch.randint(11, (2, 8))
+    for attention in ATTENTIONS:
+        model = unskip.plainify(BUILD[name](), "pnnh", attention=attention).eval()
+        for other in (copy.deepcopy(model), fx.symbolic_trace(model)):
+            torch.testing.assert_close(other(x), model(x))
+
+
+@torch.no_grad()
+def test_vit_blocks_can_be_causal() -> None:
+    model, x = BUILD["vit"]().eval(), torch.randn(TOKENS)
+    attention = model.blocks[0].attn
+    causal = unskip.plainify(model, "plain", attention="plain").eval().blocks[0]
+    expected = attention(model.blocks[0].norm1(x), is_causal=True)
+    torch.testing.assert_close(causal(x, is_causal=True), causal.mlp(expected))
+    kept = unskip.plainify(model, "plain").eval().blocks[0]
+    torch.testing.assert_close(kept(x, is_causal=True), kept.mlp(x + expected))
 
 
 # ---------------------------------------------------------------- what a skip-free block is
@@ -206,6 +251,8 @@ def test_half_of_the_channels_are_carried_exactly_and_fold(act: type[nn.Module])
     torch.testing.assert_close(mlp.coder(read), torch.cat([read[..., :16], torch.zeros_like(read[..., 16:])], -1))
     # With scale 0 nothing but the linear start is left of the learner, and it passes on the other half.
     torch.testing.assert_close(mlp(x), read)
+    half = unskip.plainify(model, "residual_half", attention="shaped", scale=0.0).eval().blocks[0].mlp
+    torch.testing.assert_close(half(x), x)  # the shortcut carries all of it already
     trained = unskip.plainify(model, "pnnh", attention="shaped").eval()
     form = stacked(trained)
     assert not any("coder" in name for name, _ in form.named_modules())
@@ -266,6 +313,13 @@ def test_readers_keep_what_attention_of_shifted_windows_computes() -> None:
     for path, block in zip(plain.surgery.replaced, blocks_of(plain), strict=True):
         torch.testing.assert_close(block._attn(x), model.get_submodule(path)._attn(x))
     assert any(plain.layers[0].blocks[1].shift_size)
+
+
+def test_network_files_hold_folded_attention(tmp_path: Path) -> None:
+    folded = unskip.fold(unskip.plainify(BUILD["swin"](), "pnnh", attention="shaped").eval())
+    save(tmp_path / "swin.safetensors", folded, input_size=(3, 32, 32))
+    x = torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(unskip.load(tmp_path / "swin.safetensors")(x), folded(x))
 
 
 def test_huggingface() -> None:

@@ -65,6 +65,8 @@ def test_a_network_by_hand_trains_and_folds() -> None:
     torch.testing.assert_close(folded(x), net(x), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match=r"unskip.nn: channels=0 must be a whole number, at least 1"):
         unskip.nn.PlainBlock(0)
+    with pytest.raises(ValueError, match=r"unskip.nn: head_norm=True is a norm behind the last block; put it there"):
+        unskip.nn.PNNHBlock(8, head_norm=True)
 
 
 def test_printed_objects_are_a_few_lines() -> None:

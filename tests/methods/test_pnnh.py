@@ -72,6 +72,18 @@ def test_widths_of_inverted_bottlenecks_are_multiples_of_8() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("channels", [3, 5, 7, 10, 11])
+def test_no_more_than_half_of_the_channels_are_carried(channels: int) -> None:
+    assert unskip.nn.PNNHBlock(channels).coder.spec.code == channels // 2
+    assert unskip.nn.PNNHBlock(channels, 2 * channels, stride=2).coder.spec.code == channels
+
+
+def test_learners_of_a_multiple_of_the_width() -> None:
+    net = unskip.plainify(cifar_resnet(8), "pnnh", hidden=0.25)
+    widths = [block.learner.conv1.out_channels for block in net.modules() if isinstance(block, PNNHBlock)]
+    assert widths == [4, 8, 16]
+
+
 def test_a_coded_transition_writes_what_the_next_coder_reads() -> None:
     """Every input channel survives: pooled, it comes out of the next coder unchanged."""
     network = unskip.plainify(cifar_resnet(14)).double()
@@ -220,3 +232,10 @@ def test_residual_half_keeps_the_shortcut() -> None:
     assert network.layer1[0].learner.conv1.out_channels == 8
     post = unskip.plainify(cifar_resnet(8), "residual_half", scale=0.0)
     torch.testing.assert_close(post.layer1[0](x.relu()), x.relu())
+
+
+def test_residual_half_takes_layers_on_the_last_axis() -> None:
+    model = timm.create_model("convnext_atto", num_classes=10, depths=(1, 1, 1, 1), dims=(8, 8, 8, 8))
+    half = unskip.plainify(model, "residual_half")
+    assert half.surgery.kept == {"block": 4}
+    assert half(torch.randn(2, 3, 32, 32)).shape == (2, 10)

@@ -82,6 +82,19 @@ def test_average_pooling_at_even_sizes(options: dict) -> None:
         folded(torch.randn(1, 3, 64, 33, dtype=torch.float64))
 
 
+def test_average_pooling_of_series_of_any_width() -> None:
+    """Of a series with 5 channels only the length must be divisible by the window."""
+    shortcut = nn.Sequential(nn.AvgPool1d(2), nn.Conv1d(5, 5, 1))
+    block = Any(nn.Conv1d(5, 6, 3, 2, 1), nn.ReLU(), nn.Conv1d(6, 5, 3, padding=1), shortcut=shortcut)
+    network = nn.Sequential(nn.Conv1d(3, 5, 1), nn.ReLU(), block, nn.AdaptiveAvgPool1d(1)).double().eval()
+    plain = unskip.plainify(network, "rm", limit=float("inf"))
+    for length in (16, 30):
+        x = torch.randn(2, 3, length, dtype=torch.float64)
+        torch.testing.assert_close(plain(x), network(x), rtol=1e-9, atol=1e-9)
+    with pytest.raises(ValueError, match="a feature map of 17 pixels comes to a shortcut that averages windows of 2;"):
+        plain(torch.randn(2, 3, 17, dtype=torch.float64))
+
+
 LARGE: dict[str, Callable[[], nn.Module]] = {
     **{f"timm {name}": lambda name=name: timm.create_model(name, num_classes=10) for name in (
         "resnet18", "resnet34", "resnet50", "resnet101", "wide_resnet50_2", "resnext50_32x4d", "resnet18d", "resnet50d",

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import timm
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 import unskip
+from unskip.io.network_file import Header, save
 from unskip.models import ENTRIES, about
 
 NAMES = [name for name, entry in ENTRIES.items() if entry.reads == "tokens"]
@@ -16,8 +18,7 @@ SMALL = {"width": 32, "depth": 3, "heads": 4, "context": 16}
 
 
 def create(name: str, **options: object) -> nn.Module:
-    hidden = {"hidden": {32: 80}} if name.startswith("pnnh") else {}
-    return timm.create_model(name, **SMALL, **hidden, **options)
+    return timm.create_model(name, **SMALL, **options)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -33,6 +34,8 @@ def test_behaves_like_any_pytorch_network(name: str) -> None:
         torch.testing.assert_close(changed[:, :9], logits[:, :9])  # nothing comes from later tokens
         assert (changed[:, 9:] - logits[:, 9:]).abs().amax((0, 2)).min() > 0
         assert model(ids[:, :5]).shape == (2, 5, ENTRIES[name].num_classes)
+        with pytest.raises(ValueError, match=r"a text of 17 tokens came, and the network was built for context=16"):
+            model(torch.randint(65, (1, 17)))
         for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.fx.symbolic_trace(model)):
             assert torch.equal(other(ids), logits)
         fresh = create(name).eval()
@@ -43,8 +46,20 @@ def test_behaves_like_any_pytorch_network(name: str) -> None:
         torch.testing.assert_close(copy.deepcopy(model).double()(ids).float(), logits, rtol=1e-3, atol=1e-4)
         model.reset_classifier(7)
         assert model(ids).shape == (2, 16, 7)
+        assert 0.01 < model.head.weight.std() < 0.03
+        model.double().reset_classifier(5)
+        assert model(ids).dtype == torch.float64
+        model.reset_classifier(0)
+        assert model(ids).shape == (2, 16, 32)
     with pytest.raises(ValueError, match="has no feature maps of images"):
         create(name, features_only=True)
+
+
+@pytest.mark.parametrize("name", ["pnnh_gpt_small_char", "full_carry_gpt_small_char"])
+def test_network_files_hold_it(name: str, tmp_path: Path) -> None:
+    model, ids = create(name).eval(), torch.randint(65, (2, 16))
+    save(tmp_path / "gpt.safetensors", model, Header(network={"model": name, "options": SMALL}, input_size=(16,)))
+    assert torch.equal(unskip.load(tmp_path / "gpt.safetensors")(ids), model(ids))
 
 
 def test_what_the_names_stand_for() -> None:
@@ -52,6 +67,7 @@ def test_what_the_names_stand_for() -> None:
     assert (residual.skips, half.skips, about("plain_gpt_small_char").skips) == ("all", "none", "none")
     assert upper.skips == "block skips kept: 24"  # an upper bound, which is residual while it trains
     assert half.trained < 0.8 * residual.trained
+    assert create("pnnh_gpt_small_char").blocks[0].mlp.learner.conv1.out_features == 80  # 2.5 times the width
     assert unskip.create_model("pnnh_gpt_small_byte", depth=1).surgery.attention == "shaped"
 
 

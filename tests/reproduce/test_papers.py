@@ -9,11 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
+from unskip.cli.commands import app
 from unskip.models import ENTRIES
-from unskip.reproduce import PAPERS, PaperTable, paper_table, paper_tables
+from unskip.reproduce import (
+    PAPERS,
+    REPRODUCTIONS,
+    PaperItem,
+    PaperTable,
+    items_markdown,
+    paper_items,
+    paper_table,
+    paper_tables,
+)
+from unskip.reproduce.papers import STATES
 
 TEXTS = Path(__file__).parents[3] / "shared" / "papers"
+ROOT = Path(__file__).parents[2]
+RECORDS = ROOT / "benchmarks" / "records"
 UNITS = {"words", "yes/no", "%", "points", "million", "images/s", "px", "1"}
 TABLES = [(paper, number) for paper in PAPERS for number in paper_tables(paper)]
 every_table = pytest.mark.parametrize(("paper", "number"), TABLES, ids=lambda word: word)
@@ -226,3 +240,47 @@ def test_tables_cannot_be_changed() -> None:
         table.number = "2"  # type: ignore[misc]
     with pytest.raises(TypeError):
         table.rows[0]["model"] = "ours"  # type: ignore[index]
+
+
+ITEMS = paper_items()
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def test_every_table_and_figure_has_a_state() -> None:
+    """As many as the papers' texts have; the tables are those whose numbers we hold."""
+    assert {item.state for item in ITEMS} <= set(STATES)
+    assert len({(item.paper, item.item) for item in ITEMS}) == len(ITEMS)
+    tables = {
+        paper: [i.item.removeprefix("Table ") for i in ITEMS if (i.paper, i.item[0]) == (paper, "T")]
+        for paper in PAPERS
+    }
+    assert tables == {paper: list(paper_tables(paper)) for paper in PAPERS}
+    figures = {paper: {i.item.split()[1] for i in ITEMS if (i.paper, i.item[0]) == (paper, "F")} for paper in PAPERS}
+    counts = {"pnnh": 6, "noise_stability": 13, "plainnet": 10, "seqnet": 10}
+    wanted = {paper: {str(number) for number in range(1, count + 1)} for paper, count in counts.items()}
+    wanted["plainnet"].add("A1")
+    assert figures == wanted
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.source)
+def test_nothing_is_made_without_a_record_and_a_command(item: PaperItem) -> None:
+    if item.command:
+        program, verb, *name = item.command.split()
+        assert program == "unskip"
+        assert verb in COMMANDS
+        assert verb != "reproduce" or name[0] in REPRODUCTIONS
+    if item.record and RECORDS.is_dir():
+        assert (RECORDS / item.record / "README.md").is_file()
+    if item.state in ("made", "refuted"):
+        assert item.command
+        assert item.record
+    if item.state == "refuted":
+        assert item.note, "what refutes it"
+    if item.state == "nothing to run":
+        assert not item.record
+
+
+@pytest.mark.skipif(not (ROOT / "docs").is_dir(), reason="docs/ is in the repository")
+def test_the_page_shows_the_list() -> None:
+    page = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
+    assert "\n".join(items_markdown()) in page, "paste what unskip.reproduce.items_markdown() returns"

@@ -6,12 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torchvision.models import vgg19_bn
 
+import unskip
+from unskip.coders import CoderSpec, make_coder
 from unskip.models.cifar import cifar_resnet
 from unskip.reproduce import reproduce
 from unskip.reproduce.images import load_set, sample_images
 from unskip.reproduce.pnnh_figure1 import losses, outputs
+from unskip.reproduce.pnnh_reconstruction import losses as coder_losses
 from unskip.surgery import plainify
 
 
@@ -71,3 +75,36 @@ def test_dists_without_its_parts_is_a_sentence_before_the_work(monkeypatch: pyte
 def test_what_a_user_gets_wrong_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="images=4 must be between 16 and"):
         reproduce("pnnh-figure1", out=tmp_path, images=4)
+
+
+def test_activations_by_theory_and_simulation(tmp_path: Path) -> None:
+    written = reproduce("pnnh-activations", out=tmp_path, layers=4, width=256, repeats=6)
+    for name, found in written.outcome.numbers.items():
+        assert found["theory"][0] == 0
+        for layer in range(1, 5):
+            error = found["standard error"][layer]
+            assert abs(found["theory"][layer] - found["simulated"][layer]) < 5 * error + 0.01, (name, layer)
+    alike = {name: found["alike after"] for name, found in written.outcome.numbers.items()}
+    assert alike["ReLU"] < alike["PReLU 0 to 0.5"] < alike["LReLU 0.3"]
+
+
+def test_what_coders_lose() -> None:
+    """Identity loses the channels that it drops; the pair average half of a difference; neither loses more later."""
+    x = torch.randn(4, 8, 5, 5).relu()
+    for pretext, lost in (
+        ("identity", x[:, 4:].square().sum() / x.numel()),
+        ("group_average", (x.reshape(4, 4, 2, 25).diff(dim=2) / 2).square().mean()),
+    ):
+        coder = make_coder(CoderSpec(channels=8, code=4, pretext=pretext, act="ReLU()"), nn.ReLU())
+        assert coder_losses(coder, x, 3) == pytest.approx([lost.item()] * 3, rel=1e-5)
+
+
+def test_half_of_a_path_is_a_thinner_stream() -> None:
+    """docs/notes/streams.md: with the identity coder the first half of the channels is a stream, the rest is not."""
+    net = unskip.create_model("pnnh_resnet20").eval()
+    block = net.get_submodule("layer1.1")
+    x = torch.randn(2, 16, 8, 8).relu()
+    learned = block.learner(x)
+    y = block(x)
+    assert torch.allclose(y[:, :8], (x[:, :8] + learned[:, :8]).relu(), atol=1e-6)
+    assert torch.allclose(y[:, 8:], learned[:, 8:].relu(), atol=1e-6)

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import unskip
 from unskip.reproduce import reproduce
-from unskip.reproduce.proofs import _cifar, _official, akamaster, mlperf_resnet8
+from unskip.reproduce.proofs import _cifar, _tensorflow_js, _tflite, akamaster, keras_mobilenet_v2, mlperf_resnet8
+from unskip.ship import fold, prune
 
 DATA = Path(os.environ.get("UNSKIP_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 there = pytest.mark.skipif(not (DATA / "trained").is_dir(), reason="UNSKIP_SHARED_DATA names the folder with trained/")
@@ -29,13 +31,31 @@ def test_published_weights_fit_and_classify() -> None:
 
 
 @there
+def test_rm_of_mlperf_resnet8_has_the_fewest_channels() -> None:
+    """A hidden channel for each of the branch's, which bend apart, and one for each dimension that the skip carries."""
+    network = mlperf_resnet8(DATA / "trained" / "mlperf_tiny_resnet8.npz")
+    plain = prune(fold(unskip.plainify(network, "rm")))
+    macs = 32 * 32 * 9 * 3 * 16 + 64 * 10
+    for block, side in zip(network.blocks, (32, 16, 8), strict=True):
+        c_out, c_in = block.conv1.weight.shape[:2]
+        skip = torch.eye(c_in) if block.stride == 1 else block.shortcut.weight.flatten(1)
+        macs += side**2 * 9 * (c_in + c_out) * (c_out + int(torch.linalg.matrix_rank(skip)))
+    cost = unskip.cost(network, "rm")
+    assert cost.after.macs == macs
+    assert not plain.pruning.removed
+    assert macs / cost.before.macs == pytest.approx(1.64, abs=0.005)
+
+
+@there
 def test_a_python_without_an_interpreter_is_named(tmp_path: Path) -> None:
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'raise SystemExit(\"No module named tensorflow\")'\n")
     script.chmod(0o755)
     file = DATA / "trained" / "mlperf_tiny_resnet8.tflite"
     with pytest.raises(ValueError, match=r"could not run mlperf_tiny_resnet8.tflite: .*No module named tensorflow"):
-        _official(file, torch.nn.Flatten(), torch.zeros(1, 3, 32, 32), script)
+        _tflite(file, torch.zeros(1, 3, 32, 32), script)
+    with pytest.raises(ValueError, match=r"node could not run nsfwjs' network in --node .*leave it out to skip"):
+        _tensorflow_js(tmp_path, torch.zeros(1, 3, 8, 8), tmp_path)
 
 
 def test_what_is_missing_is_said_first(tmp_path: Path) -> None:
@@ -43,3 +63,7 @@ def test_what_is_missing_is_said_first(tmp_path: Path) -> None:
         reproduce("proofs", out=tmp_path)
     with pytest.raises(ValueError, match="--rows has 'resnet9'; the networks are resnet8, resnet20"):
         reproduce("proofs", out=tmp_path, data=tmp_path, rows="resnet9")
+    with pytest.raises(ValueError, match="--rows has 'mobilenetv2', which needs --nsfwjs: the folder"):
+        reproduce("proofs", out=tmp_path, data=tmp_path, rows="mobilenetv2")
+    with pytest.raises(ValueError, match=r"--nsfwjs .* holds no model.min.js. `npm pack nsfwjs@4.3.0` fetches"):
+        keras_mobilenet_v2(tmp_path)

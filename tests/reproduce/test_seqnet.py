@@ -10,6 +10,7 @@ from torch import nn
 
 from unskip.reproduce import reproduce
 from unskip.reproduce.seqnet_figure5 import predicted
+from unskip.reproduce.seqnet_running_variance import at_start, deviations, slope
 from unskip.reproduce.seqnet_simulation import SimulatedNetwork, gradient_norms, log_rate
 
 
@@ -79,3 +80,21 @@ def test_what_a_user_gets_wrong_is_said(tmp_path: Path) -> None:
         reproduce("seqnet-figure1", out=tmp_path, depth=21)
     with pytest.raises(ValueError, match="batch=2 must be between 3 and"):
         reproduce("seqnet-figure5", out=tmp_path, batch=2)
+
+
+def test_running_variance_of_a_batch() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 3), nn.BatchNorm2d(3))
+    x = torch.randn(16, 1, 8, 8)
+    first = model[0](x).transpose(0, 1).flatten(1).var(1).mean().sqrt().item()
+    found = at_start(model, x)
+    assert found[0] == pytest.approx(first, rel=1e-4)
+    assert deviations(model) == [1, 1], "the given network is untouched"
+    assert slope(np.exp(0.3 * np.arange(5))) == pytest.approx(0.3)
+
+
+@pytest.mark.full
+def test_running_variance_by_its_command(tmp_path: Path) -> None:
+    written = reproduce("seqnet-running-variance", out=tmp_path, epochs=1, seeds=1)
+    assert len(written.outcome.numbers["plain_resnet20"][0]["after"]) == 19
+    assert written.files[0].stat().st_size < 150_000

@@ -2,6 +2,7 @@
 
 Half of them are ordinary. The others are odd in one or two ways, many of which a look at their modules does not show:
 a hook, a subclass with a forward of its own, a write through a view, a decision by the size of the input and so on.
+Blocks have a reader or are read by their code; layers are two-dimensional, one-dimensional or linear.
 `kinds` names what a network has of the kinds that the tests count.
 """
 
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from timm.layers import DropPath, LayerScale2d
+from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as global_hooks
@@ -19,12 +20,12 @@ from torch.nn.utils import parametrizations, parametrize, weight_norm
 from torch.nn.utils import prune as torch_prune
 
 from unskip.methods import BlockSpec
-from unskip.methods.pieces import PadShortcut
+from unskip.methods.pieces import PadShortcut, Scale
 from unskip.surgery import register_reader
 
 ACTS = {
     "relu": nn.ReLU, "relu6": nn.ReLU6, "leaky": lambda: nn.LeakyReLU(0.2), "prelu": nn.PReLU, "gelu": nn.GELU,
-    "silu": nn.SiLU, "tanh": nn.Tanh, "none": nn.Identity,
+    "silu": nn.SiLU, "hardswish": nn.Hardswish, "mish": nn.Mish, "tanh": nn.Tanh, "none": nn.Identity,
 }  # fmt: skip
 
 
@@ -39,6 +40,8 @@ class LayerPlan:
     drop: bool
     padding_mode: str = "zeros"
     dilation: int = 1
+    left: int | None = None  # zeros before the first pixel, up to the kernel's reach; None: as many as behind the last
+    gate: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,7 @@ class BlockPlan:
     shortcut: str
     out_act: str
     pre_norm: bool = True  # whether a norm stands before that activation
+    gains: tuple[bool, bool] = (False, False)  # whether branch and shortcut have one for each channel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +65,7 @@ class Plan:
     size: tuple[int, int]
     other_size: tuple[int, int]
     seed: int
+    axes: int = 2  # of an image, a series or (0) a vector
     between: str = "module"  # what stands between the stem and the first block, a key of BETWEEN
     block: str = "module"  # the class of the blocks, a key of BLOCKS
     part: str = "none"  # what one block has in place of an ordinary part, a key of PARTS
@@ -111,6 +116,8 @@ def draw(number: int, *, usual: bool = False) -> Plan:
     kind = list(KINDS)[number // 2 % len(KINDS)]
     ways = [one_of(KINDS[kind]), *([one_of(KINDS[one_of(list(KINDS))])] if chance.random() < 0.25 else [])]
     odd = dict(ways) if number % 2 else {}
+    if "part" in odd:  # with a reader or without
+        odd.setdefault("block", one_of(["module", "written functional"]))
     blocks = [block() for _ in range(chance.randint(1, 3))]
     changed = chance.randrange(len(blocks))
     blocks[changed] = PARTS[odd.get("part", "none")](blocks[changed])
@@ -123,6 +130,16 @@ def draw(number: int, *, usual: bool = False) -> Plan:
         seed=chance.randrange(2**16),
         **odd,
     )
+
+
+def kernels_of_3(layer: LayerPlan) -> LayerPlan:
+    return replace(layer, kernel=max(3, layer.kernel))
+
+
+def one_sided(block: BlockPlan) -> BlockPlan:
+    """With more zeros on one side, a side and a number for each layer."""
+    layers = [replace(kernels_of_3(layer), left=(block.strided + i) % 3) for i, layer in enumerate(block.layers)]
+    return replace(block, layers=layers)
 
 
 def of_layers(**changes: object) -> Callable[[BlockPlan], BlockPlan]:
@@ -147,18 +164,56 @@ PARTS: dict[str, Callable[[BlockPlan], BlockPlan]] = {
     "norm of the batch": of_layers(norm="untracked"),
     "reflection": of_layers(padding_mode="reflect"),
     "dilation": of_layers(dilation=2),
-    **{f"{act} within": of_layers(act=act) for act in ("gelu", "silu", "prelu", "none")},
-    **{f"{act} behind": of_block(out_act=act) for act in ("gelu", "tanh", "prelu")},
+    "one-sided padding": one_sided,
+    "gate": of_layers(gate=True),
+    "gain on the branch": of_block(gains=(True, False)),
+    "gain on the shortcut": of_block(gains=(False, True)),
+    "gains on both": of_block(gains=(True, True)),
+    **{f"{act} within": of_layers(act=act) for act in ("gelu", "silu", "hardswish", "mish", "prelu", "none")},
+    **{f"{act} behind": of_block(out_act=act) for act in ("gelu", "silu", "tanh", "prelu")},
 }
 
 
-class AnyBlock(nn.Module):
-    """y = out_act(shortcut + branch(pre(x))); the shortcut is x, or a projection of pre(x)."""
+class Axes:
+    """The layers of images, series or vectors."""
 
-    def __init__(self, channels: int, plan: BlockPlan) -> None:
+    def __init__(self, axes: int) -> None:
+        self.axes = axes
+        self.norm = nn.BatchNorm2d if axes == 2 else nn.BatchNorm1d
+
+    def conv(self, width: int, out: int, *sizes: int, **settings: object) -> nn.Module:
+        if not self.axes:
+            return nn.Linear(width, out, bias=bool(settings.get("bias", True)))
+        return getattr(nn, f"Conv{self.axes}d")(width, out, *sizes, **settings)
+
+    def made_norm(self, kind: str, width: int) -> nn.Module:
+        if kind == "group":
+            return nn.GroupNorm(2, width)
+        if kind == "scale":
+            return Scale(nn.Parameter(torch.full((width,), 0.5)), (width, *[1] * self.axes))
+        return self.norm(width, affine=kind != "bare", track_running_stats=kind != "untracked")
+
+
+class Gate(nn.Module):
+    """Squeeze and excitation: x σ(w mean(x))."""
+
+    def __init__(self, width: int, axes: int) -> None:
         super().__init__()
-        out = 2 * plan.out or channels
-        norm = [nn.BatchNorm2d(channels)] if plan.pre_norm else []
+        self.weigh = nn.Linear(width, width)
+        self.axes = axes
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.flatten(2).mean(2) if self.axes else x
+        return x * torch.sigmoid(self.weigh(mean))[(..., *[None] * self.axes)]
+
+
+class Parts(nn.Module):
+    """y = out_act(shortcut + branch(pre(x))); the shortcut is x, or a projection of pre(x). Without a forward."""
+
+    def __init__(self, channels: int, plan: BlockPlan, axes: int) -> None:
+        super().__init__()
+        out, make = 2 * plan.out or channels, Axes(axes)
+        norm = [make.norm(channels)] if plan.pre_norm else []
         self.pre = nn.ModuleList([*norm, ACTS[plan.pre]()] if plan.pre else [])
         branch: list[nn.Module] = []
         width = channels
@@ -170,61 +225,71 @@ class AnyBlock(nn.Module):
                 groups = 1
             stride = plan.stride if i == min(plan.strided, len(plan.layers) - 1) else 1
             settings = {"dilation": layer.dilation, "groups": groups, "padding_mode": layer.padding_mode}
-            padding = layer.dilation * (layer.kernel // 2)
-            branch.append(nn.Conv2d(width, wide, layer.kernel, stride, padding, bias=layer.bias, **settings))
-            if layer.norm in MADE_NORMS:
-                branch.append(MADE_NORMS[layer.norm](wide))
+            reach = layer.dilation * (layer.kernel - 1)
+            padding = reach // 2
+            if layer.left is not None and axes:
+                padding, sides = 0, (layer.left, reach - layer.left)
+                branch.append(nn.ZeroPad2d(sides * 2) if axes == 2 else nn.ZeroPad1d(sides))
+            branch.append(make.conv(width, wide, layer.kernel, stride, padding, bias=layer.bias, **settings))
+            if layer.norm != "none":
+                branch.append(make.made_norm(layer.norm, wide))
             if not last:
                 branch.append(ACTS[layer.act]())
+            if layer.gate:
+                branch.append(Gate(wide, axes))
             if layer.drop:
                 branch.append(DropPath(0.1) if last else nn.Dropout(0.1))
             width = wide
         self.branch = nn.ModuleList(branch)
-        self.shortcut = shortcut(plan, channels, out)
+        self.shortcut = shortcut(plan, channels, out, make)
+        shape = (out, *[1] * axes)
+        self.gains = nn.ParameterList(torch.full(shape, 0.5 + i) if has else None for i, has in enumerate(plan.gains))
         self.out_act = ACTS[plan.out_act]()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def add_up(self, x: Tensor) -> Tensor:
         read = x
         for module in self.pre:
             read = module(read)
         y = read
         for module in self.branch:
             y = module(y)
-        return self.out_act(y + (x if self.shortcut is None else self.shortcut(read)))
+        path = x if self.shortcut is None else self.shortcut(read)
+        if self.gains[0] is not None:
+            y = self.gains[0] * y
+        if self.gains[1] is not None:
+            path = path * self.gains[1]
+        return self.out_act(y + path)
 
 
-MADE_NORMS: dict[str, Callable[[int], nn.Module]] = {
-    "batch": nn.BatchNorm2d,
-    "group": lambda width: nn.GroupNorm(2, width),
-    "bare": lambda width: nn.BatchNorm2d(width, affine=False),
-    "untracked": lambda width: nn.BatchNorm2d(width, track_running_stats=False),
-    "scale": lambda width: LayerScale2d(width, 0.5),
-}
+class AnyBlock(Parts):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.add_up(x)
 
 
-def shortcut(plan: BlockPlan, channels: int, out: int) -> nn.Module | None:
-    stride = plan.stride
+def shortcut(plan: BlockPlan, channels: int, out: int, make: Axes) -> nn.Module | None:
+    stride = plan.stride if make.axes else 1
     if plan.shortcut == "identity" and stride == 1 and out == channels:
         return None
     if plan.shortcut == "pad" and out >= channels:
-        return PadShortcut(stride, out - channels)
+        return PadShortcut(stride, out - channels, axes=make.axes)
     if plan.shortcut == "3x3":
-        return nn.Conv2d(channels, out, 3, stride, 1)
-    conv = nn.Conv2d(channels, out, 1, stride, bias=plan.shortcut == "1x1")
-    if plan.shortcut == "pool":
-        pool = nn.AvgPool2d(stride, stride, ceil_mode=True, count_include_pad=False)
-    if plan.shortcut == "odd pool":
-        kind = 3 * plan.strided + len(plan.layers)
-        pool = (
-            nn.AvgPool2d(1, stride, divisor_override=3),
-            nn.AvgPool2d(stride, stride, divisor_override=5),
-            nn.MaxPool2d(1, stride),
-            nn.AvgPool2d(3, stride, 1),
-            nn.MaxPool2d(stride, stride, ceil_mode=True),
-        )[kind % 5]
-    if "pool" in plan.shortcut:
-        return nn.Sequential(pool, nn.Conv2d(channels, out, 1, bias=False), nn.BatchNorm2d(out))
-    return nn.Sequential(conv, nn.BatchNorm2d(out)) if plan.shortcut == "1x1 norm" else conv
+        return make.conv(channels, out, 3, stride, 1)
+    if "pool" in plan.shortcut and make.axes:
+        mean, largest = (getattr(nn, f"{kind}Pool{make.axes}d") for kind in ("Avg", "Max"))
+        divided = {"divisor_override": 3} if make.axes == 2 else {}
+        pool = mean(stride, stride, ceil_mode=True, count_include_pad=False)
+        if plan.shortcut == "odd pool":
+            kind = 3 * plan.strided + len(plan.layers)
+            pool = (
+                mean(1, stride, **divided),
+                mean(stride, stride, ceil_mode=True, **divided),
+                largest(1, stride),
+                mean(3, stride, 1),
+                largest(stride, stride, ceil_mode=True),
+            )[kind % 5]
+        return nn.Sequential(pool, make.conv(channels, out, 1, bias=False), make.norm(out))
+    conv = make.conv(channels, out, 1, stride, bias=plan.shortcut == "1x1")
+    return nn.Sequential(conv, make.norm(out)) if plan.shortcut == "1x1 norm" else conv
 
 
 class FunctionalBlock(AnyBlock):
@@ -236,9 +301,39 @@ class FunctionalBlock(AnyBlock):
             read = F.leaky_relu(read, 0.2) if type(module) is nn.LeakyReLU else module(read)
         y = read
         for module in self.branch:
-            y = F.relu(y) if type(module) is nn.ReLU else module(y)
-        y = torch.add(y, x if self.shortcut is None else self.shortcut(read))
+            if type(module) is nn.ReLU:
+                y = F.relu(y)
+            elif isinstance(module, nn.ZeroPad1d | nn.ZeroPad2d):
+                y = F.pad(y, module.padding)
+            elif type(module) in (nn.GELU, nn.SiLU, nn.Hardswish):
+                y = getattr(F, type(module).__name__.lower())(y)
+            else:
+                y = module(y)
+        if self.gains[0] is not None:
+            y = y.mul(self.gains[0])
+        path = x if self.shortcut is None else self.shortcut(read)
+        y = torch.add(y, path if self.gains[1] is None else path * self.gains[1])
         return F.relu(y, inplace=True) if type(self.out_act) is nn.ReLU else self.out_act(y)
+
+
+class MixedBlock(AnyBlock):
+    """ConvNeXt's: linear layers on the last axis behind the branch, between two changes of axes."""
+
+    def __init__(self, channels: int, plan: BlockPlan, axes: int) -> None:
+        super().__init__(channels, plan, axes)
+        out = 2 * plan.out or channels
+        self.norm = nn.LayerNorm(out)
+        self.mlp = nn.Sequential(nn.Linear(out, out + 3), nn.GELU(), nn.Linear(out + 3, out))
+        self.scale = nn.Parameter(torch.full((out,), 0.5))
+        self.last, self.first = [((0, 1), (0, 1)), ((0, 2, 1), (0, 2, 1)), ((0, 2, 3, 1), (0, 3, 1, 2))][axes]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x
+        for module in self.branch:
+            y = module(y)
+        y = self.scale * self.mlp(self.norm(y.permute(self.last)))
+        y = y.permute(self.first)
+        return y + (x if self.shortcut is None else self.shortcut(x))
 
 
 class ScaledBlock(AnyBlock):
@@ -251,8 +346,8 @@ class ScaledBlock(AnyBlock):
 class GainBlock(AnyBlock):
     """With a parameter that its reader does not know."""
 
-    def __init__(self, channels: int, plan: BlockPlan) -> None:
-        super().__init__(channels, plan)
+    def __init__(self, channels: int, plan: BlockPlan, axes: int) -> None:
+        super().__init__(channels, plan, axes)
         self.gain = nn.Parameter(torch.tensor(0.7))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -281,18 +376,66 @@ class GradBlock(AnyBlock):
         return super().forward(x) if torch.is_grad_enabled() else super().forward(x) - 0.25
 
 
-BLOCKS: dict[str, type[AnyBlock]] = {
+class ViewBlock(AnyBlock):
+    """Which changes what it adds through a view."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        y.flatten(1)[:, ::2].mul_(0.5)
+        return y
+
+
+class InputBlock(AnyBlock):
+    """Which changes its input behind the branch's back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.branch[0](x)
+        for module in self.branch[1:]:
+            y = module(y)
+        x = x if self.shortcut is None else self.shortcut(x)
+        path = x.view(x.shape)
+        path += 1
+        return self.out_act(y + x)
+
+
+class FractionBlock(AnyBlock):
+    """With a gain by the size of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out_act(super().forward(x) * (8 / x.shape[-1]))
+
+
+class ConstantBlock(AnyBlock):
+    """With a number that is made anew in each call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * torch.tensor(0.75)
+
+
+CLASSES: dict[str, type[AnyBlock]] = {
     "module": AnyBlock, "functional": FunctionalBlock, "scaled": ScaledBlock, "gain": GainBlock, "sized": SizedBlock,
-    "keyword": KeywordBlock, "grad": GradBlock,
+    "keyword": KeywordBlock, "grad": GradBlock, "view": ViewBlock, "input": InputBlock, "fraction": FractionBlock,
+    "constant": ConstantBlock,
 }  # fmt: skip
+# Each with a reader that names the modules, whatever else the block does, and without, so that its code is read.
+READ: dict[str, type[Parts]] = {name: type(f"Read{cls.__name__}", (cls,), {}) for name, cls in CLASSES.items()}
+WRITTEN = {f"written {name}": cls for name, cls in CLASSES.items()}
+BLOCKS: dict[str, type[Parts]] = READ | WRITTEN | {"mixed": MixedBlock, "in the parent": Parts}
 
 
-@register_reader(*BLOCKS.values())
+@register_reader(*READ.values())
 def read_any(block: nn.Module, path: str) -> BlockSpec:
     assert isinstance(block, AnyBlock)
-    out_act = None if isinstance(block.out_act, nn.Identity) else block.out_act
+    gains = [None if gain is None else Scale(gain, tuple(gain.shape)) for gain in block.gains]
+    shortcut = block.shortcut
+    if gains[1] is not None:
+        shortcut = nn.Sequential(nn.Identity() if shortcut is None else shortcut, gains[1])
     return BlockSpec(
-        path=path, branch=tuple(block.branch), pre=tuple(block.pre), shortcut=block.shortcut, out_act=out_act
+        path=path,
+        branch=(*block.branch, *([] if gains[0] is None else [gains[0]])),
+        pre=tuple(block.pre),
+        shortcut=shortcut,
+        out_act=None if isinstance(block.out_act, nn.Identity) else block.out_act,
     )
 
 
@@ -309,15 +452,15 @@ BETWEEN: dict[str, Callable[["AnyNet", Tensor], Tensor]] = {
     "module": lambda net, x: net.stem_act(x),
     "functional": lambda net, x: F.relu(x),
     "in place": lambda net, x: x.relu_(),
-    "pooled": lambda net, x: F.max_pool2d(net.stem_act(x), 3, 1, 1),
-    "odd pool": lambda net, x: F.avg_pool2d(net.stem_act(x), 3, 1, 1, divisor_override=-9),
+    "pooled": lambda net, x: net.pool("max", net.stem_act(x), 3, 1, 1),
+    "odd pool": lambda net, x: net.pool("avg", net.stem_act(x), 3, 1, 1, *[False, True, -9][: net.axes == 2 and 3]),
     "clamp": lambda net, x: x.clamp(min=0),
     "softplus": lambda net, x: F.softplus(x, beta=-1),
     "view": written(lambda x: x.view(-1)),
     "chunk": written(lambda x: x.chunk(2, 1)[1]),
     "detach": written(lambda x: x.detach()),
     "indexing": written(lambda x: x[:, 1:]),
-    "transpose": written(lambda x: x.transpose(1, 2)),
+    "transpose": written(lambda x: x.transpose(1, -1)),
     "reshape": lambda net, x: net.stem_act(x).reshape(len(x), -1).view(x.shape),
     "half": lambda net, x: (x[:, ::2].relu_(), x)[1],
     "grad": lambda net, x: x.relu() if torch.is_grad_enabled() else x,
@@ -331,13 +474,14 @@ BETWEEN: dict[str, Callable[["AnyNet", Tensor], Tensor]] = {
 class AnyNet(nn.Module):
     def __init__(self, plan: Plan) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, plan.width, 3, padding=1)
+        self.stem = Axes(plan.axes).conv(3, plan.width, 3, padding=1)
         self.stem_act = ACTS[plan.stem_act]()
+        self.axes = plan.axes
         self.between = plan.between
         self.keep_width: list[int] = []  # indices of blocks
         width, blocks = plan.width, []
         for block in plan.blocks:
-            blocks.append(BLOCKS[plan.block](width, block))
+            blocks.append(BLOCKS[plan.block](width, block, plan.axes))
             if (2 * block.out or width) == width:
                 self.keep_width.append(len(blocks) - 1)
             width = 2 * block.out or width
@@ -348,13 +492,20 @@ class AnyNet(nn.Module):
         x = BETWEEN[self.between](self, self.stem(x))
         first = x
         for block in self.blocks:
-            x = block(x)
+            x = block.add_up(x) if type(block) is Parts else block(x)  # type: ignore[operator]
         if self.between == "long skip" and first.shape == x.shape:
             x = x + first
-        return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        return self.fc(x.flatten(2).mean(2) if self.axes else x)
+
+    def pool(self, kind: str, x: Tensor, *settings: object) -> Tensor:
+        return getattr(F, f"{kind}_pool{self.axes}d")(x, *settings) if self.axes else x
 
     def rectified(self, x: Tensor, slope: float = 0.1) -> Tensor:
         return F.leaky_relu(x, slope)
+
+
+CONVS = (nn.Conv1d, nn.Conv2d, nn.Linear)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
 def add_hook(module: nn.Module) -> None:
@@ -417,14 +568,13 @@ def share(*kinds: type[nn.Module]) -> Callable[[nn.Module], None]:
 
 def tie(network: nn.Module) -> None:
     """Two convolutions of one making get one weight."""
-    for (one, first), (other, second), *_ in same_shape(network, nn.Conv2d):
+    for (one, first), (other, second), *_ in same_shape(network, *CONVS):
         other._modules[second].weight = one._modules[first].weight  # type: ignore[union-attr]
 
 
 def repeat(network: nn.Module) -> None:
-    """The first block that keeps its width runs twice."""
-    assert isinstance(network, AnyNet)
-    for i in network.keep_width[:1]:
+    """The first block that keeps its width runs twice; nothing where a rewritten forward has no list of blocks."""
+    for i in network.keep_width[:1] if isinstance(network, AnyNet) else ():
         network.blocks.insert(i, network.blocks[i])
 
 
@@ -448,8 +598,8 @@ TO_CONVOLUTION: dict[str, Callable[[nn.Module], object]] = {
 TO_NETWORK: dict[str, Callable[[nn.Module], object]] = {
     "none": lambda network: None,
     "shared activation": share_activation,
-    "shared convolution": share(nn.Conv2d),
-    "shared norm": share(nn.BatchNorm2d),
+    "shared convolution": share(*CONVS),
+    "shared norm": share(*BATCH_NORMS),
     "tied weight": tie,
     "repeated block": repeat,
     "in place": in_place,
@@ -459,21 +609,31 @@ TO_NETWORK: dict[str, Callable[[nn.Module], object]] = {
 TWISTS = TO_ANY | TO_CONVOLUTION | TO_NETWORK
 
 VIEWS = ("view", "chunk", "detach", "indexing", "transpose", "reshape", "half")
-DECISIONS = ("grad", "sized", "values", "keyword")
+WRITES = ("view", "input")
+DECISIONS = ("grad", "sized", "values", "keyword", "fraction")
 # The kinds that the tests count: what is odd in a network, as (field of the plan, value).
-KINDS: dict[str, list[tuple[str, str]]] = {
-    "functional calls": [("block", "functional")] + [("between", b) for b in ("functional", "clamp", "softplus")],
+KINDS: dict[str, list[tuple[str, object]]] = {
+    "functional calls": [("block", "functional"), ("block", "written functional")]
+    + [("between", b) for b in ("functional", "clamp", "softplus")],
     "writes in place": [("between", "in place"), ("twist", "in place")],
-    "writes through views": [("between", b) for b in VIEWS],
+    "writes through views": [("between", b) for b in VIEWS] + [("block", b) for b in BLOCKS if b.split()[-1] in WRITES],
     "shared modules": [("twist", t) for t in TO_NETWORK if t.startswith(("shared", "tied", "repeated"))],
     "hooks": [("twist", t) for t in ("hook", "pre-hook", "global hook")],
     "odd pools": [("part", p) for p in PARTS if "pool" in p] + [("between", "pooled"), ("between", "odd pool")],
-    "scales": [("block", "scaled"), ("block", "gain"), ("part", "layer scale")],
+    "scales": [("block", b) for b in BLOCKS if b.split()[-1] in ("scaled", "gain", "constant")]
+    + [("part", p) for p in PARTS if "scale" in p or "gain on" in p or "gains" in p],
     "parametrisations": [("twist", t) for t in TO_CONVOLUTION],
     "forwards of their own": [("twist", "subclass"), ("twist", "instance forward")],
     "subclasses that change nothing": [("twist", "harmless subclass")],
-    "decisions": [("block", b) for b in DECISIONS if b in BLOCKS] + [("between", b) for b in DECISIONS],
+    "decisions": [("block", b) for b in BLOCKS if b.split()[-1] in DECISIONS]
+    + [("between", b) for b in DECISIONS if b in BETWEEN],
     "skips outside of blocks": [("between", "long skip")],
+    "blocks that no reader knows": [("block", "written module"), ("block", "written functional")],
+    "skips in the parent's forward": [("block", "in the parent")],
+    "linear layers on the last axis": [("block", "mixed")],
+    "series and vectors": [("axes", 1), ("axes", 0)],
+    "gates": [("part", "gate")],
+    "one-sided padding": [("part", "one-sided padding")],
     "memory formats": [("twist", "channels last")],
     "other norms": [("part", p) for p in PARTS if "norm" in p],
     "other activations": [("part", p) for p in PARTS if p.split()[-1] in ("within", "behind") or p == "gelu before"],
@@ -492,10 +652,14 @@ def twist(network: nn.Module, plan: Plan) -> None:
     """Does what the plan says to the network, or to one of its modules, a different one for each seed."""
     if plan.twist in TO_NETWORK:
         TO_NETWORK[plan.twist](network)
-        return
-    wanted = nn.Conv2d if plan.twist in TO_CONVOLUTION else nn.Module
-    modules = [m for m in network.modules() if isinstance(m, wanted) and not isinstance(m, nn.ModuleList)]
-    TWISTS[plan.twist](modules[plan.seed % len(modules)])
+    else:
+        wanted = CONVS if plan.twist in TO_CONVOLUTION else nn.Module
+        modules = [m for m in network.modules() if isinstance(m, wanted) and not isinstance(m, UNCALLED)]
+        TWISTS[plan.twist](modules[plan.seed % len(modules)])
+    network.eval()  # parametrisations too
+
+
+UNCALLED = (nn.ModuleList, nn.ParameterList)
 
 
 @contextmanager
@@ -504,7 +668,7 @@ def circumstances(plan: Plan) -> Iterator[None]:
     if plan.twist != "global hook":
         yield
         return
-    kind = nn.Conv2d if plan.seed % 2 else nn.BatchNorm2d
+    kind = CONVS if plan.seed % 2 else BATCH_NORMS
     handle = global_hooks.register_module_forward_hook(
         lambda module, args, y: 1.25 * y if isinstance(module, kind) else None
     )
@@ -522,7 +686,7 @@ def build(plan: Plan) -> tuple[nn.Module, list[Tensor]]:
         network = AnyNet(plan).double().eval()
     with torch.no_grad():
         for module in network.modules():
-            if isinstance(module, nn.BatchNorm2d):
+            if isinstance(module, BATCH_NORMS):
                 if module.running_mean is not None and module.running_var is not None:
                     module.running_mean.normal_(0, 0.3, generator=generator)
                     module.running_var.uniform_(0.3, 2, generator=generator)
@@ -532,7 +696,7 @@ def build(plan: Plan) -> tuple[nn.Module, list[Tensor]]:
                 module.bias.normal_(0, 0.3, generator=generator)
             elif isinstance(module, nn.PReLU):
                 module.weight.uniform_(-0.5, 0.5, generator=generator)
-            elif isinstance(module, nn.Conv2d) and plan.seed % 3 == 0:
+            elif isinstance(module, CONVS) and plan.seed % 3 == 0:
                 module.weight[plan.seed % len(module.weight)] = 0
-    sizes = (plan.size, plan.other_size)
+    sizes = (plan.size[: plan.axes], plan.other_size[: plan.axes])
     return network, [4 * torch.randn(2, 3, *size, generator=generator, dtype=torch.float64) for size in sizes]

@@ -110,3 +110,7 @@ def test_one_scale_for_a_layer_is_never_equalised(tmp_path) -> None:  # type: ig
     assert "equalised" in by_channel.metadata["int8"]
     assert by_channel.residual == by_channel.accuracy
     assert "residual INT8" in str(by_channel)
+    # Another function is compared with its own float network.
+    apart = quantize(net, tmp_path / "d.onnx", calibrate=x, limit=100, residual=uneven())
+    assert apart.accuracy == by_channel.accuracy
+    assert apart.residual.sqnr > 15

@@ -1,7 +1,8 @@
-"""Random residual networks: rm, fold, prune and files keep the function or refuse with a sentence; nothing else.
+"""Random residual networks: rm, fold, equalisation, prune and files keep the function or refuse with a sentence.
 
 The judge shares no code with the library: float64, two sizes, both signs, with gradients and without. What became of
-the networks is printed behind the results (`pytest -m deep tests/ship/test_random_networks.py`).
+the networks is printed behind the results (`pytest -m deep tests/ship/test_random_networks.py`), all parts of a
+deep run added up. A network that fails is named at the end of its part.
 """
 
 import math
@@ -19,16 +20,30 @@ from torch import Tensor, nn
 import unskip
 from tests.ship.random_networks import Plan, build, circumstances, draw, kinds, twist
 from unskip.ship import convert, prune, quantize
+from unskip.ship.equalize import equalize
 
 OPTIONS = {"norm": ["keep", "absorb"], "middle": ["dense", "grouped"], "relu6": ["split", "scale"]}
 # Kinds of which many must agree: to refuse them all would be no proof of anything.
 AGREEING = (
     "ordinary", "pre-activation", "functional calls", "writes in place", "writes through views", "shared modules",
     "odd pools", "other norms", "other activations", "memory formats", "subclasses that change nothing",
+    "blocks that no reader knows", "skips in the parent's forward", "linear layers on the last axis", "gates",
+    "one-sided padding", "series and vectors", "scales",
 )  # fmt: skip
 METHODS = ("plain", "pnnh", "seq", "dirac", "looks_linear")
-COUNTS = [32, pytest.param(150, marks=pytest.mark.full), pytest.param(2000, marks=pytest.mark.deep)]
-FILES = [pytest.param(20, marks=pytest.mark.full), pytest.param(200, marks=pytest.mark.deep)]
+QUANTIZE = {"bits": [7, 7, 8], "equalize": ["auto", True, False]}
+
+
+def parts(few: int, some: int, many: int, size: int) -> list[object]:
+    """Numbers of networks: a few in each run, some with `full`, many with `deep`, in parts of one size."""
+    deep = [range(start, start + size) for start in range(0, many, size)]
+    marked = [(range(some), pytest.mark.full), *((numbers, pytest.mark.deep) for numbers in deep)]
+    quick = [pytest.param(range(few), id=f"0-{few - 1}")] if few else []
+    return quick + [pytest.param(n, marks=mark, id=f"{mark.name}-{n.start}-{n.stop - 1}") for n, mark in marked]
+
+
+NETWORKS = parts(32, 150, 2000, 250)
+FILES = parts(0, 20, 200, 20)
 
 
 @torch.no_grad()
@@ -69,8 +84,12 @@ def sentence(error: ValueError, *, starts: tuple[str, ...]) -> None:
     assert words.endswith((".", "below.")), words
 
 
+def drawn(options: dict[str, list], plan: Plan) -> dict[str, object]:
+    return {name: random.Random(f"{name}{plan.seed}").choice(values) for name, values in options.items()}
+
+
 def remove_skips(plan: Plan) -> list[str]:
-    options = {name: random.Random(f"{name}{plan.seed}").choice(values) for name, values in OPTIONS.items()}
+    options = drawn(OPTIONS, plan)
     network, inputs = build(plan)
     twist(network, plan)
     command = convert if plan.seed % 3 == 0 else unskip.plainify
@@ -125,7 +144,20 @@ def fold_trained(plan: Plan) -> list[str]:
             else:
                 assert distance(wanted, result) < 1e-9
                 outcomes.append(f"{command.__name__} agreed")
+                if command is unskip.fold:
+                    outcomes.append(equalized(result, wanted, inputs[0]))
     return outcomes
+
+
+def equalized(folded: nn.Module, wanted: list[Answer], x: Tensor) -> str:
+    try:
+        result = equalize(folded, x)
+    except ValueError as error:
+        sentence(error, starts=("equalize: ",))
+        return "equalize refused"
+    assert distance(wanted, result) < 1e-9
+    changed = any(not torch.equal(a, b) for a, b in zip(folded.parameters(), result.parameters(), strict=True))
+    return "equalize agreed" if changed else "equalize found nothing"
 
 
 def run(file: Path, x: Tensor) -> Tensor:
@@ -155,9 +187,9 @@ def write_files(plan: Plan, folder: Path) -> list[str]:
             outcomes.append("onnx agreed")
         images = 4 * torch.randn(64, *x.shape[1:], generator=torch.Generator().manual_seed(plan.seed))
         try:
-            report = quantize(single, file, calibrate=images, limit=20, force=True)
+            report = quantize(single, file, calibrate=images, limit=20, force=True, **drawn(QUANTIZE, plan))
         except ValueError as error:
-            sentence(error, starts=("quantize: ", "export: "))
+            sentence(error, starts=("quantize: ", "equalize: ", "export: "))
             return [*outcomes, "int8 refused"]
         with torch.no_grad():
             same = (network(images.double()).argmax(1) == run(file, images).argmax(1)).double().mean().item()
@@ -166,56 +198,57 @@ def write_files(plan: Plan, folder: Path) -> list[str]:
     return [*outcomes, "int8 agreed"]
 
 
-def count(check: Callable[[Plan], list[str]], examples: int, *, usual: bool = False) -> Counter[str]:
-    """How often each outcome came, of all networks and ('hooks: fold refused') of each kind."""
+Tell = Callable[[str, object], None]
+
+
+def count(check: Callable[[Plan], list[str]], numbers: range, tell: Tell, *, usual: bool = False) -> Counter[str]:
+    """How often each outcome came, of all networks and ('hooks: fold refused') of each kind; an error at the end."""
     outcomes: Counter[str] = Counter()
+    wrong: list[Exception] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for number in range(examples):
+        for number in numbers:
             plan = draw(number, usual=usual)
             try:
                 found = check(plan)
-            except BaseException as error:
+            except Exception as error:
                 error.add_note(f"in network draw({number}, usual={usual}): {plan}")
-                raise
+                wrong.append(error)
+                found = ["WRONG"]
             outcomes.update(["networks", *found])
             outcomes.update(f"{kind}: {what}" for kind in kinds(plan) for what in found)
+    for name, times in sorted(outcomes.items()):
+        tell("outcomes", (name, times))
+    if wrong:
+        raise ExceptionGroup(f"{len(wrong)} of {len(numbers)} networks", wrong)
     return outcomes
 
 
-def tell(record_property: Callable[[str, object], None], outcomes: Counter[str]) -> None:
-    for name, number in sorted(outcomes.items(), key=lambda item: (":" in item[0], item[0])):
-        record_property("outcomes", f"{number} {name}")
-
-
-@pytest.mark.parametrize("examples", COUNTS)
-def test_rm_keeps_the_function_or_refuses(examples: int, record_property: Callable) -> None:
-    outcomes = count(remove_skips, examples)
-    tell(record_property, outcomes)
+@pytest.mark.parametrize("numbers", NETWORKS)
+def test_rm_keeps_the_function_or_refuses(numbers: range, record_property: Tell) -> None:
+    outcomes = count(remove_skips, numbers, record_property)
 
     def converted(kind: str, end: str) -> int:
         return outcomes[f"{kind}plainify {end}"] + outcomes[f"{kind}convert {end}"]
 
-    assert converted("", "agreed") > 0.4 * examples
+    assert converted("", "agreed") > 0.4 * len(numbers)
     assert converted("ordinary: ", "agreed") > 2 * converted("ordinary: ", "refused")
-    assert converted("", "refused") > 0.05 * examples
+    assert converted("", "refused") > 0.05 * len(numbers)
     for kind in AGREEING:
-        assert converted(f"{kind}: ", "agreed") >= examples // 150, kind
-    assert outcomes["fold agreed"] > 0.1 * examples
+        assert converted(f"{kind}: ", "agreed") >= len(numbers) // 150, kind
+    assert outcomes["fold agreed"] > 0.1 * len(numbers)
     assert outcomes["channels removed"] > 0
 
 
-@pytest.mark.parametrize("examples", COUNTS)
-def test_fold_and_prune_keep_the_function_or_refuse(examples: int, record_property: Callable) -> None:
-    outcomes = count(fold_trained, examples, usual=True)
-    tell(record_property, outcomes)
-    assert outcomes["fold agreed"] > 0.2 * examples
-    assert outcomes["prune agreed"] > 0.4 * examples
+@pytest.mark.parametrize("numbers", NETWORKS)
+def test_fold_and_prune_keep_the_function_or_refuse(numbers: range, record_property: Tell) -> None:
+    outcomes = count(fold_trained, numbers, record_property, usual=True)
+    assert outcomes["fold agreed"] > 0.2 * len(numbers)
+    assert outcomes["prune agreed"] > 0.4 * len(numbers)
 
 
-@pytest.mark.parametrize("examples", FILES)
-def test_files_keep_the_function_or_are_refused(examples: int, record_property: Callable, tmp_path: Path) -> None:
-    outcomes = count(lambda plan: write_files(plan, tmp_path), examples)
-    tell(record_property, outcomes)
-    assert outcomes["onnx agreed"] > 0.4 * examples
-    assert outcomes["int8 agreed"] > 0.4 * examples
+@pytest.mark.parametrize("numbers", FILES)
+def test_files_keep_the_function_or_are_refused(numbers: range, record_property: Tell, tmp_path: Path) -> None:
+    outcomes = count(lambda plan: write_files(plan, tmp_path), numbers, record_property)
+    assert outcomes["onnx agreed"] > 0.4 * len(numbers)
+    assert outcomes["int8 agreed"] > 0.4 * len(numbers)

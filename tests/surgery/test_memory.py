@@ -133,3 +133,27 @@ def test_several_by_name_and_what_can_not_be_made() -> None:
         variants["se, rm"]
     with pytest.raises(ValueError, match=r"memory_plan: CifarResNet does not run on an input of shape \(4, 8, 8\)"):
         memory_plan(cifar_resnet(8), torch.empty(1, 4, 8, 8))
+
+
+def test_additions_in_the_forward_of_the_network_are_skips_too() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            convs = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)]
+            self.first, self.second = (nn.Sequential(a, nn.ReLU(), b) for a, b in (convs[:2], convs[2:]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.relu(x + self.first(x))
+            return torch.relu(x + self.second(x))
+
+    plans = memory_variants(Net(), torch.empty(1, 8, 16, 16))
+    assert [*plans.plans] == ["network", "network, rm", "network, pnnh, dense", "network, pnnh, fast"]
+    assert (plans["network"].clones, plans["network, rm"].clones) == (2, 0)
+
+
+def test_a_network_that_reads_tokens() -> None:
+    model = unskip.create_model("pnnh_gpt_small_char", width=32, heads=4, depth=2)
+    plan = memory_plan(model)
+    assert plan.tensors[0].shape == (256,)
+    assert plan.tensors[-1].numbers == 256 * 65
+    assert memory_plan(model, torch.zeros(1, 8, dtype=torch.long)).tensors[-1].numbers == 8 * 65

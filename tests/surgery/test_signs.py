@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unskip.surgery.cost import on_meta
-from unskip.surgery.signs import nonnegative_inputs
+from unskip.surgery.signs import decides, nonnegative_inputs
 
 
 class Reads(nn.Module):
@@ -109,6 +109,17 @@ def test_a_hook_or_an_optional_argument_is_no_proof() -> None:
     network.relu.register_forward_hook(lambda module, args, y: y - 1)
     assert not reads_nonnegative(network)
     assert not any(module._forward_pre_hooks for module in network.modules())
+
+
+def test_what_a_forward_keeps_while_it_is_followed_is_taken_back() -> None:
+    def count(net: Reads, x: Tensor) -> Tensor:
+        net.batches = net.batches + x.mean()
+        return net.relu(x)
+
+    network = Reads(count)
+    network.register_buffer("batches", torch.zeros(()))
+    assert decides(network) == ""
+    assert torch.equal(network.batches, torch.zeros(()))
 
 
 @pytest.mark.parametrize(

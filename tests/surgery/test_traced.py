@@ -1,5 +1,7 @@
 """Hand-written blocks: read off their forward, exact under rm, trainable by the others, or refused."""
 
+import copy
+import random
 import re
 import warnings
 from collections.abc import Callable
@@ -28,6 +30,7 @@ class Parts(nn.Module):
         self.gains = nn.Parameter(torch.rand(8) + 0.5)
         self.fc1, self.fc2 = nn.Conv2d(8, 2, 1), nn.Conv2d(2, 8, 1)
         self.down = nn.Sequential(nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))
+        self.register_buffer("batches", torch.zeros(()))
 
     def branch(self, x: Tensor) -> Tensor:
         return self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
@@ -71,6 +74,10 @@ def layer_scale(m: Parts, x: Tensor) -> Tensor:
     return x + m.gains[:, None, None] * m.branch(x)
 
 
+def learned_on_both_sides(m: Parts, x: Tensor) -> Tensor:
+    return F.relu(m.gains[:, None, None] * x + m.branch(x) * m.gains.view(1, -1, 1, 1))
+
+
 def gains_by_view(m: Parts, x: Tensor) -> Tensor:
     return torch.relu(x + m.branch(x).mul(m.gains.view(1, -1, 1, 1)))
 
@@ -110,9 +117,15 @@ def gelu(m: Parts, x: Tensor) -> Tensor:
     return x + m.conv2(F.gelu(m.conv1(x)))
 
 
+def variadic(m: Parts, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+    return F.relu(m.bn2(m.conv2(F.relu(m.conv1(x, *args, **kwargs)))) + x)
+
+
 FORWARDS = [
-    in_place_sum, method_sum, difference, alpha, both_scaled, sum_scaled, learned, layer_scale, gains_by_view, dropped,
+    in_place_sum, method_sum, difference, alpha, both_scaled, sum_scaled, learned, learned_on_both_sides, layer_scale,
+    gains_by_view, dropped,
     preactivation, preactivated_identity, preactivated_projection, projection_of_x, gated, by_a_function, gelu,
+    variadic,
 ]  # fmt: skip
 
 
@@ -155,11 +168,28 @@ def three_ways(m: Parts, x: Tensor) -> Tensor:
 
 def changes_x(m: Parts, x: Tensor) -> Tensor:
     out = m.branch(x)
-    x.mul_(2)
-    return F.relu(out + x)  # the line
+    x.mul_(2)  # the line
+    return F.relu(out + x)
 
 
-@pytest.mark.parametrize("forward", [decides, three_ways, changes_x])
+def counts(m: Parts, x: Tensor) -> Tensor:
+    m.batches.add_(1)  # the line
+    return F.relu(x + m.branch(x))
+
+
+def adds_into(m: Parts, x: Tensor) -> Tensor:
+    y = torch.empty_like(x)
+    torch.add(x, m.branch(x), out=y)  # the line
+    return F.relu(y)
+
+
+def through_data(m: Parts, x: Tensor) -> Tensor:
+    y = m.branch(x)
+    y.data += 1  # the line
+    return F.relu(x + y)
+
+
+@pytest.mark.parametrize("forward", [decides, three_ways, changes_x, counts, adds_into, through_data])
 @pytest.mark.parametrize("method", ["plain", "pnnh", "rm"])
 def test_what_can_not_be_read_is_refused_with_its_line(forward: Callable[[Parts, Tensor], Tensor], method: str) -> None:
     source = Path(__file__).read_text(encoding="utf-8").split("\n")
@@ -167,6 +197,25 @@ def test_what_can_not_be_read_is_refused_with_its_line(forward: Callable[[Parts,
     line = next(i for i, text in enumerate(source, 1) if i > begin and "# the line" in text)
     with pytest.raises(ValueError, match=rf"block '1' of Sequential .*{re.escape(f'(test_traced.py:{line})')}"):
         unskip.plainify(network_of(forward), method)
+
+
+class VideoBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv3d(4, 4, 3, padding=1), nn.Conv3d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv2(F.relu(self.conv1(x))) + x)
+
+
+def test_blocks_of_3d_convolutions_become_plain_or_are_refused_by_name() -> None:
+    network = nn.Sequential(VideoBlock()).eval()
+    x = torch.randn(2, 4, 4, 6, 5)
+    plain = unskip.plainify(network, "plain", example=x)
+    assert plain(x).shape == x.shape
+    for method in ("pnnh", "rm"):
+        with pytest.raises(ValueError, match=r"its branch holds torch.Conv3d, a 3-D convolution; 1-D and 2-D are"):
+            unskip.plainify(network, method, example=x)
 
 
 def test_parts_are_the_modules_of_the_block() -> None:
@@ -198,3 +247,88 @@ def test_the_forward_of_a_parent_is_rewritten_and_computes_the_same() -> None:
     assert {"first", "second"} <= {name for name, _ in rewritten.named_children()}
     torch.testing.assert_close(rewritten(x), expected)
     assert not torch.equal(rewritten.train()(x), rewritten(x))  # its dropout still follows the mode
+
+
+def in_training(m: nn.Module, x: Tensor) -> Tensor:
+    return 2 * x if m.training else x
+
+
+def with_gradients(m: nn.Module, x: Tensor) -> Tensor:
+    return 2 * x if torch.is_grad_enabled() else x
+
+
+def always_dropped(m: nn.Module, x: Tensor) -> Tensor:
+    return F.dropout(x, 0.5, True)
+
+
+def alpha_dropped(m: nn.Module, x: Tensor) -> Tensor:
+    return F.alpha_dropout(x, 0.5, m.training)
+
+
+def number_of_calls(m: nn.Module, x: Tensor) -> Tensor:
+    m.calls += 1
+    return m.calls * x
+
+
+def counted(m: nn.Module, x: Tensor) -> Tensor:
+    m.batches.add_(1)
+    return x
+
+
+def counted_anew(m: nn.Module, x: Tensor) -> Tensor:
+    m.batches = m.batches + 1
+    return x
+
+
+def part_written(m: nn.Module, x: Tensor) -> Tensor:
+    part = x[:, 1:]
+    part += 1
+    return x
+
+
+def two_names(m: nn.Module, x: Tensor) -> Tensor:
+    y = x
+    x *= 2
+    return x + y.mean()
+
+
+def random_gain(m: nn.Module, x: Tensor) -> Tensor:
+    return random.random() * x
+
+
+BETWEEN = [
+    in_training, with_gradients, always_dropped, alpha_dropped, number_of_calls, counted, counted_anew, part_written,
+    two_names, random_gain,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+def test_a_forward_that_does_more_than_one_trace_shows_is_not_rewritten(between: Callable) -> None:
+    """In training, by writes to memory, by what it remembers: methods would lose it, without a word."""
+
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (nn.Sequential(nn.Conv1d(4, 4, 3, padding=1), nn.ReLU()) for _ in range(2))
+            self.register_buffer("batches", torch.zeros(()))
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = between(self, torch.tanh(x + self.first(x)))
+            return torch.tanh(x + self.second(x))
+
+    parent = Parent()
+    exposed = expose(copy.deepcopy(parent))
+    assert exposed.calls == parent.calls
+    for mode in (False, True):
+        for grad in (False, True):
+            outputs = []
+            for network in (parent, exposed):
+                torch.manual_seed(1)
+                random.seed(1)
+                with torch.set_grad_enabled(grad):
+                    outputs.append(network.train(mode)(torch.linspace(-1, 1, 72).view(2, 4, 9)))
+            torch.testing.assert_close(*outputs)
+    assert parent.batches == exposed.batches
+    with pytest.raises(ValueError, match=r"plainify: Parent .*can't be read"):
+        unskip.plainify(parent, "plain")

@@ -4,12 +4,16 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
 from tests.theory.monte_carlo import assert_mean
 from unskip.theory import (
+    activation_cosine,
     collapsing_depth,
+    linear_fidelity,
     minimum_collapsing_depth,
     relu_cosine,
     response,
@@ -67,6 +71,54 @@ def test_cosine_map_is_that_of_a_wide_layer() -> None:
         assert_mean(2 * h[:, 0] * h[:, 1], relu_cosine(c))
     assert relu_cosine(1.0) == 1.0
     assert relu_cosine(-1.0) == pytest.approx(0, abs=1e-12)
+
+
+SLOPES = np.linspace(0.05, 0.6, 8)
+ACTIVATIONS = {
+    "relu": (F.relu, 0.0),
+    "lrelu": (lambda z: F.leaky_relu(z, 0.3), 0.3),
+    "prelu": (lambda z: torch.where(z > 0, z, torch.tensor(SLOPES).repeat(len(z) // 8)[:, None] * z), SLOPES.tolist()),
+    "gelu": (F.gelu, None),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_cosine_and_fidelity_of_other_activations(name: str) -> None:
+    g, slope = ACTIVATIONS[name]
+    rng = np.random.default_rng(1)
+    for c in (-0.5, 0.6, 0.95):
+        z = torch.from_numpy(rng.standard_normal((160_000, 2)) @ np.linalg.cholesky([[1, c], [c, 1]]).T)
+        a, b = g(z).T.numpy()
+        square = (a**2).mean()
+        if slope is not None:
+            assert_mean(a * b / square, relu_cosine(c, slope=slope), slack=2e-3)
+        if name != "prelu":
+            assert_mean(a * b / square, activation_cosine(g, c), slack=2e-3)
+        if slope is not None and name != "prelu":
+            assert activation_cosine(g, c) == pytest.approx(relu_cosine(c, slope=slope), abs=2e-6)
+    if name != "prelu":
+        measured = np.corrcoef(z[:, 0].numpy(), a)[0, 1] ** 2
+        assert linear_fidelity(g) == pytest.approx(measured, abs=5e-3)
+        assert activation_cosine(g, 1.0) == pytest.approx(1)
+
+
+def test_the_fidelity_of_relus_is_the_formula() -> None:
+    for a in (0.0, 0.3):
+        formula = ((1 + a) / 2) ** 2 / ((1 + a * a) / 2 - (1 - a) ** 2 / (2 * math.pi))
+        assert linear_fidelity(lambda z, a=a: F.leaky_relu(z, a)) == pytest.approx(formula, rel=1e-9)
+    assert linear_fidelity(torch.nn.Identity(), variance=3.0) == pytest.approx(1)
+
+
+def test_a_leaky_block_lets_more_through() -> None:
+    rng = np.random.default_rng(2)
+    shares = []
+    for _ in range(40):
+        x = 1.0 + 0.1 * rng.standard_normal((4, WIDTH))
+        w1, w2 = rng.standard_normal((2, WIDTH, WIDTH)) * math.sqrt(2 / (1 + 0.3**2) / WIDTH)
+        z = x @ w1
+        shares.append((np.where(z > 0, z, 0.3 * z) @ w2 + x > 0).mean())
+    assert_mean(np.array(shares), surviving_fraction(1.0, 0.1, residual=True, slope=0.3))
+    assert surviving_fraction(1.0, 0.0, residual=True, slope=0.3) > surviving_fraction(1.0, 0.0, residual=True)
 
 
 @pytest.mark.parametrize("residual", [False, True])

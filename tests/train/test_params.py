@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import unskip
-from unskip.train.optim import hidden_matrices, make_optimizer, set_rates
+from unskip.train.optim import CAPTURABLE, hidden_matrices, make_optimizer, set_rates
 from unskip.train.recipe import OptimizerConfig
 
 
@@ -81,6 +81,14 @@ def test_one_step_of_muon_is_pytorchs_and_adamws() -> None:
             other.step()
     for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=2e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.skipif("muon" not in CAPTURABLE, reason="timm's Muon can be captured since 1.0.29")
+def test_in_a_cuda_graph_muon_stays_muon() -> None:
+    model, config = gpt(), OptimizerConfig(optimizer="muon", momentum=0.95, beta2=0.95)
+    alone, captured = (make_optimizer(model, config, cuda_graph=graph).param_groups for graph in (False, True))
+    assert [{**group, "capturable": True} for group in alone] == captured
+    assert all(group["capturable"] for group in captured)
 
 
 def test_options_of_adam_are_refused_elsewhere() -> None:

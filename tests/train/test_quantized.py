@@ -53,8 +53,12 @@ def test_training_in_few_bits_wins_accuracy_back(trained: Path, digits: DataSet,
         step = weight.abs().flatten(1).amax(1).view(-1, *[1] * (weight.ndim - 1)) / 3
         found = torch.fake_quantize_per_channel_affine(weight, step.flatten(), torch.zeros(len(step)).int(), 0, -3, 3)
         assert (weight - found).abs().max() > 0.01 * weight.abs().max()  # the float weights are kept
-    images = digits.test.images
-    assert isinstance(images, torch.Tensor)
+
+
+def test_random_weights_are_refused(digits: DataSet, tmp_path: Path) -> None:
+    """Their norms have no statistics, and their ranges say nothing."""
+    with pytest.raises(ValueError, match=r"quantize=8 needs a trained network to start from, and resnet20"):
+        run(recipe(quantize=8), data=digits, out=tmp_path / "run", silent=True)
 
 
 def test_the_file_agrees_with_the_network_that_was_trained(digits: DataSet, tmp_path: Path) -> None:

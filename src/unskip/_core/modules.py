@@ -119,6 +119,13 @@ def has_hooks(module: nn.Module) -> bool:
     return any(getattr(module, name) for name in names) or "forward" in module.__dict__
 
 
+def vocabulary(model: nn.Module) -> int:
+    """How many tokens a network knows whose first layer is an embedding; 0 for any other network."""
+    layers = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.Linear | nn.modules.conv._ConvNd))
+    first = next(layers, None)
+    return first.num_embeddings if isinstance(first, nn.Embedding) else 0
+
+
 def square(conv: nn.Conv2d) -> bool:
     """A square, odd kernel with one stride, one dilation and the zero padding that keeps the size at stride 1."""
     k, d = conv.kernel_size[0], conv.dilation[0]

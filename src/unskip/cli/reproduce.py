@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import tomllib
+from collections import Counter
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -14,7 +15,7 @@ from typer.core import TyperGroup
 
 from unskip.cli import STOPPED, Importing
 from unskip.cli.options import Command
-from unskip.cli.tables import console_for_tables
+from unskip.cli.tables import console_for_tables, fitted
 
 if TYPE_CHECKING:
     from unskip.reproduce import Reproduction
@@ -52,7 +53,7 @@ app = typer.Typer(
 def _names(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         with Importing():
-            from unskip.reproduce import PAPERS, paper_tables
+            from unskip.reproduce import PAPERS, paper_items, paper_tables
 
         table = Table(caption="unskip reproduce NAME --help lists what can be set.")
         for column in ("name", "source", "what it shows"):
@@ -61,6 +62,16 @@ def _names(context: typer.Context) -> None:
             table.add_row(name, about["source"], about["shows"])
         console = console_for_tables(140)
         console.print(table)
+        papers = Table(
+            title="Every table and figure of the four papers", caption="docs/figures.md has the records too."
+        )
+        for column in ("where", "what", "state", "made by", "note"):
+            papers.add_column(column, no_wrap=column == "where")
+        for item in paper_items():
+            papers.add_row(item.source, item.about, item.state, item.command, item.note)
+        console.print(fitted(papers, console, ["note", "what"]))
+        states = Counter(item.state for item in paper_items())
+        console.print(", ".join(f"{count} {state}" for state, count in states.items()) + ".")
         console.print("What the papers' tables print, as data (unskip.reproduce.paper_table):")
         for paper in PAPERS:
             console.print(f"  {paper}: Table {', '.join(paper_tables(paper))}")

@@ -20,7 +20,14 @@ PRETEXTS = (*PRETEXT_TASKS, *FORMS, "random")
 
 
 class CoderBank:
-    """Hands out each coder once as itself, for the block that holds it, and from then on as a SharedCoder."""
+    """Hands out each coder once as itself, for the block that holds it, and from then on as a SharedCoder.
+
+    Example:
+        >>> bank = unskip.nn.CoderBank()  # blocks of one width share a coder, (B, 16, H, W) -> (B, 16, H, W)
+        >>> blocks = [unskip.nn.PNNHBlock(16, bank=bank) for _ in range(3)]
+        >>> [type(block.coder).__name__ for block in blocks]
+        ['ClosedFormCoder', 'SharedCoder', 'SharedCoder']
+    """
 
     def __init__(self) -> None:
         self._coders: dict[tuple[CoderSpec, bool], Coder] = {}

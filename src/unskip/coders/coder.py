@@ -32,7 +32,7 @@ class Coder(nn.Module):
         self.depth = 1 if isinstance(act, IDEMPOTENT) else depth  # activations in a row
 
     def form(self) -> str:
-        """What it is, in words: a state dict of another form is refused."""
+        """The kind of coder, in words. A state dict of another kind is refused."""
         return FITTED
 
     def matrices(self) -> dict[str, Tensor]:

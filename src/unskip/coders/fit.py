@@ -78,7 +78,7 @@ def fit(spec: CoderSpec, act: nn.Module, on_round: Callable[[int, float], None] 
     def error(weights: tuple[Tensor, Tensor]) -> float:
         return F.mse_loss(FittedCoder(*weights, act, spec.depth)(held_out), held_out).item()
 
-    # A fit is the same whatever context the network is being built in.
+    # A fit must not depend on the context in which the network is built.
     with torch.device("cpu"), torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
         if spec.fit == "sgd":
             start, end = _plain_sgd(spec, act, generator)

@@ -10,8 +10,8 @@ from torch import Tensor
 class CoderSpec:
     """Everything that a coder's weights depend on, but the activation itself, which `act` only names."""
 
-    channels: int  # C, what it reads and writes
-    code: int  # C_B, what it carries
+    channels: int  # C, of input and output
+    code: int  # C_B, of the code
     pretext: str  # the task it is fitted on, or its closed form
     act: str  # the block's own activation, as PyTorch prints it
     kernel: int = 1  # side of both kernels

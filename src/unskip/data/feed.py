@@ -193,6 +193,8 @@ class DeviceFeed(Feed):
             assert isinstance(split.images, Tensor)
             images = F.pad(split.images.to(self.device), (0, 0, *[pad] * 4)) if pad else split.images.to(self.device)
             held[key] = images, split.labels.to(self.device)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # a feed on another stream may read them next
         return held[key]
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
@@ -258,7 +260,7 @@ class DeviceFeed(Feed):
 class TextFeed(Feed):
     """A text on the device, cut into pieces of `context` tokens; an epoch draws where the first begins, and the order.
 
-    Labels are the tokens behind those of the input, one for each.
+    The label of each token is the one after it.
     """
 
     def __post_init__(self) -> None:
@@ -393,10 +395,29 @@ def train_transform(data: DataSet, config: DataConfig) -> v2.Transform:
     return v2.Compose([*steps, v2.PILToTensor()])
 
 
+def preparation(data: DataSet, config: DataConfig) -> dict[str, Any]:
+    """How an image is brought to the network when testing, in the words of timm's `pretrained_cfg`.
+
+    `timm.data.create_transform` makes the same of an image file as `eval_transform` does. Nothing of a text.
+    """
+    if data.vocabulary:
+        return {}
+    resized = 1.0 if data.in_memory else data.image_size / (_resized_side(data, config) + 0.5)  # timm rounds down
+    return {
+        "mean": [*data.mean], "std": [*data.std], "crop_pct": resized, "interpolation": "bicubic",
+        "label_names": [*data.class_names],
+    }  # fmt: skip
+
+
+def _resized_side(data: DataSet, config: DataConfig) -> int:
+    """px, of the shorter side before the centre crop."""
+    return round(data.image_size / config.test_crop)
+
+
 def eval_transform(data: DataSet, config: DataConfig) -> v2.Transform:
     if data.in_memory:
         return v2.PILToTensor()
-    larger = round(data.image_size / config.test_crop)
+    larger = _resized_side(data, config)
     resize = v2.Resize(larger, interpolation=InterpolationMode.BICUBIC, antialias=True)
     return v2.Compose([resize, v2.CenterCrop(data.image_size), v2.PILToTensor()])
 

@@ -314,7 +314,7 @@ def imagefolder(config: DataConfig, root: Path) -> DataSet:
     size = config.image_size or 224
     return DataSet(
         name=config.dataset, train=train, val=val, test=test, classes=len(classes), channels=3, image_size=size,
-        mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD, notes=notes,
+        mean=IMAGENET_DEFAULT_MEAN, std=IMAGENET_DEFAULT_STD, class_names=tuple(classes), notes=notes,
     )  # fmt: skip
 
 

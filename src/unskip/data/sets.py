@@ -29,7 +29,7 @@ from unskip.data.config import DataConfig
 class Split:
     """Images and their classes. Images are one uint8 tensor (N, H, W, C), or the files that hold them.
 
-    Of a text both are its tokens in order: those behind some are the labels of these.
+    Of a text both hold its tokens in order; the label of a token is the next one.
     """
 
     images: Tensor | list[Path]
@@ -57,6 +57,7 @@ class DataSet:
     mean: tuple[float, ...]  # per channel, of pixels in 0 to 1
     std: tuple[float, ...]
     vocabulary: tuple[str, ...] = ()  # of a text, what each class stands for; a text has `image_size` tokens in a row
+    class_names: tuple[str, ...] = ()  # of images, where the data say them
     notes: tuple[str, ...] = field(default=())  # what a reader of the result should know about the data
     on_device: dict[Any, tuple[Tensor, Tensor]] = field(init=False, default_factory=dict, compare=False, repr=False)
 

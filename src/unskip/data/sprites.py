@@ -16,6 +16,8 @@ from unskip.data.config import DataConfig
 from unskip.data.readers import read_npz
 from unskip.data.sets import DataSet, Split, from_splits, make_split, register_dataset
 
+CONVERTED = ("P", "PA", "CMYK", "YCbCr", "LAB", "HSV")  # modes whose numbers are not the colours of RGB
+COPIES = 3  # of the pixels while they are cut
 LAYOUT = (
     "must hold labels.npz with y_train and y_val, and pictures train*.jpg and val*.jpg (or .png) of square tiles, row "
     "by row, one for each label."
@@ -33,7 +35,11 @@ def sprites(config: DataConfig, root: Path) -> DataSet:
 def read_split(root: Path, part: str, labels: np.ndarray) -> Split:
     """The images of the pictures whose names begin with `part`, one tile for each label."""
     files = sorted(path for path in root.glob(f"{part}*") if path.suffix.lower() in (".jpg", ".png"))
-    pictures = [_picture(path) for path in files]
+    pictures: list[np.ndarray] = []
+    for path in files:
+        pictures.append(_picture(path, sum(picture.nbytes for picture in pictures)))
+    if len({picture.shape[2:] for picture in pictures}) > 1:
+        raise ValueError(f"data: the {part} pictures of {root} differ in their channels; save all of them in one mode.")
     pixels = sum(picture.shape[0] * picture.shape[1] for picture in pictures)
     common = math.gcd(*(length for picture in pictures for length in picture.shape[:2]))
     # The largest side that leaves a tile for each label; the last row may have tiles to spare.
@@ -48,14 +54,15 @@ def read_split(root: Path, part: str, labels: np.ndarray) -> Split:
     return make_split(f"{root}: {part}", tiles[: labels.size], labels)
 
 
-def _picture(path: Path) -> np.ndarray:
+def _picture(path: Path, others: int) -> np.ndarray:
+    """(H, W) or (H, W, C), read where it fits into the memory beside pictures of so many bytes."""
     check_file(path, "data")
     try:
         with Image.open(path) as image:
-            check_memory(
-                image.width * image.height * len(image.getbands()), f"{path}, {image.width} x {image.height} px,"
-            )
-            return np.asarray(image)
+            own = image.width * image.height * (3 if image.mode in CONVERTED else len(image.getbands()))
+            size = f"{image.width} x {image.height} px,{' with those before it,' if others else ''}"
+            check_memory(COPIES * (others + own), f"{path}, {size}")
+            return np.asarray(image.convert("RGB") if image.mode in CONVERTED else image)
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"data: {path} can't be read: {reason(error)}. Replace it.") from error
 

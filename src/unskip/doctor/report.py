@@ -4,16 +4,18 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
 from unskip._core.files import write_atomically
 from unskip.doctor.page import json_number, render
 from unskip.doctor.remedies import tried_on
-from unskip.doctor.table import table
+from unskip.doctor.table import table, verdict_lines
 from unskip.doctor.verdict import FAMILIES, Verdict, judge
 from unskip.measures import (
     COLLAPSED,
@@ -32,6 +34,7 @@ from unskip.measures.measuring import LayerFunction
 FORMAT = "unskip-report-1"
 SMALLEST = 4  # inputs in one of the first updates
 LOWER = (1 / 3, 1 / 10, 1 / 30)  # of a learning rate that makes tokens alike, tried in this order
+WIDTH = 100  # characters of a line of its text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,17 @@ class Report:
     parameters: int  # trainable
     batch: tuple[int, ...]  # shape of the example; of its first tensor if there are several
     data: str  # where the example came from, as a phrase
+
+    def __str__(self) -> str:
+        """The verdict and the measures beyond their limits, as in a terminal."""
+        lines = StringIO()
+        console = Console(file=lines, width=WIDTH, color_system=None, force_jupyter=False, force_terminal=False)
+        console.print(verdict_lines(self))
+        if self.verdict.measures:
+            console.print(table([self], self.verdict.measures))
+        return "\n".join(line.rstrip() for line in lines.getvalue().rstrip().splitlines())
+
+    __repr__ = __str__  # the fields are thousands of numbers
 
     @property
     def table(self) -> Table:
@@ -113,6 +127,14 @@ def diagnose(
             lr=1e-3)`. Then the verdict on a network with attention is for this optimizer, too: its first updates are
             made on a copy. Needs targets.
         seed: for noise, random classes and random directions.
+
+    Example:
+        >>> net = nn.Sequential(nn.Flatten(), *[nn.Sequential(nn.Linear(64, 64), nn.Sigmoid()) for _ in range(20)])
+        >>> report = unskip.diagnose(net, torch.randn(32, 1, 8, 8))  # a batch as in training, (B, C, H, W)
+        >>> report.verdict.outcome, report.verdict.mechanism
+        ('fails', 'vanishing gradient')
+        >>> report.measured.series["gradient_norm"].values[0] < 1e-6
+        True
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"diagnose: model={model!r} is not an nn.Module. Build the model first.")

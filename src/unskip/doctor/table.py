@@ -34,10 +34,11 @@ def verdict_lines(report: "Report") -> Group:
     return Group(head, *(Padding(line, (0, 0, 0, 2), expand=False) for line in lines), Text())
 
 
-def table(reports: Sequence["Report"]) -> Table:
+def table(reports: Sequence["Report"], names: Sequence[str] = ()) -> Table:
     """A row per measure: a sparkline over depth, first and last value, and for one model also the extremes.
 
-    Measures beyond their limits come first, marked with a cross. Two models share a scale.
+    Measures beyond their limits come first, marked with a cross. Two models share a scale. `names` are the measures to
+    show, all unless given.
     """
     alone = len(reports) == 1
     rows = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -49,7 +50,7 @@ def table(reports: Sequence["Report"]) -> Table:
     for column in columns:
         rows.add_column(column, justify="right", no_wrap=True)
     crossed = dict.fromkeys(name for report in reports for name in report.verdict.measures)
-    known_names = measures(reports)
+    known_names = [name for name in measures(reports) if not names or name in names]
     for name in [*(name for name in crossed if name in known_names), *(n for n in known_names if n not in crossed)]:
         found = [
             (report, report.measured.series.get(name), color) for report, color in zip(reports, COLORS, strict=False)

@@ -29,6 +29,7 @@ from unskip._core.modules import has_hooks, preserved
 from unskip.coders import CoderSpec
 from unskip.coders.closed_form import group_average, group_sum, repeated
 from unskip.ship.fake_quant import FakeQuantized
+from unskip.surgery.tracing import InputTracer
 
 Kind = TypeVar("Kind", bound=type[nn.Module])
 Step = tuple[str, Any, tuple[Any, ...], dict[str, Any]]  # what is called (KINDS), its target, arguments
@@ -51,7 +52,7 @@ TORCH_LAYERS = """
 TORCH_FUNCTIONS = """
     abs add amax amin avg_pool1d cat chunk clamp concat conv1d conv2d div exp flatten logsumexp
     matmul max_pool2d maximum mean minimum mul narrow neg permute pow relu relu_ reshape roll rsqrt sigmoid softmax
-    split sqrt square squeeze stack sub sum swapaxes tanh transpose unbind unsqueeze
+    split sqrt square squeeze stack sub sum swapaxes tanh transpose unbind unsqueeze zeros_like
 """
 F_FUNCTIONS = """
     adaptive_avg_pool2d adaptive_max_pool2d avg_pool2d batch_norm conv1d conv2d dropout dropout2d elu gelu
@@ -241,7 +242,7 @@ def describe(model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return {"layers": layers, "steps": steps, "tensors": kinds, "tied": tied}, tensors
 
 
-class _Tracer(fx.Tracer):
+class _Tracer(InputTracer):
     proxy_buffer_attributes = True
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:

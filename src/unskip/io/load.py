@@ -68,6 +68,13 @@ def load(
         pretrained: takes the trained weights that a name has, the package's or timm's.
         num_classes: width of its head; unless given that of the weights, or the network's own.
         seed: of its weights, where none are given.
+
+    Example:
+        >>> net = unskip.load("pnnh_resnet20_wide", pretrained=True)  # also the folder of a run, or a file
+        >>> net(torch.zeros(2, 3, 32, 32)).shape  # (B, C, H, W) -> (B, classes)
+        torch.Size([2, 10])
+        >>> net.training
+        False
     """
     file = None if weights is None else Path(weights)
     loaded = _load(str(spec), method, file, pretrained, num_classes, seed, "load")
@@ -321,6 +328,7 @@ def _from_run(path: Path, tested: bool, command: str) -> LoadedModel:
         options = {k: v for k, v in config.options.items() if k != "pretrained"}
         config = replace(config, options=options, pretrained=False, init_from="")
         size, weights, classes = tuple(state["input_size"]), state["network"], state["data"]["classes"]
+        about = _preparation(state.get("preparation", {}), size)
         check_size(size)
         if not is_state_dict(weights):
             raise ValueError("its field 'network' is no state dict.")
@@ -342,8 +350,25 @@ def _from_run(path: Path, tested: bool, command: str) -> LoadedModel:
         if not is_state_dict(weights):
             raise ValueError(f"{where}: its field 'ema' is no state dict. {WEIGHTS_ALONE}")
     _load_weights(model, weights, path, config.model, command)
-    model.pretrained_cfg = {**(getattr(model, "pretrained_cfg", None) or {}), "input_size": size}  # type: ignore[assignment]
+    known = getattr(model, "pretrained_cfg", None) or {}
+    model.pretrained_cfg = {**known, **about, "input_size": size}  # type: ignore[assignment]
     return LoadedModel(name=name, model=model, input_size=size, trained=True, data=state["recipe"].get("data", {}))
+
+
+def _preparation(found: Any, size: Shape) -> dict[str, Any]:
+    """How a run prepared its images, in fields of timm's `pretrained_cfg` that were checked; older runs have none."""
+    if not isinstance(found, dict):
+        raise ValueError(f"preparation={found!r:.40} is no table.")
+    about: dict[str, Any] = {}
+    for name, kind, length in (("mean", float, size[0]), ("std", float, size[0]), ("label_names", str, None)):
+        values = found.get(name, [])
+        right = isinstance(values, list) and all(isinstance(value, kind) for value in values)
+        if not right or (values and length not in (None, len(values))):
+            raise ValueError(f"preparation[{name!r}]={values!r:.40} can't be right.")
+        about |= {name: tuple(values)} if values else {}
+    if isinstance(crop := found.get("crop_pct"), float) and crop > 0:
+        about |= {"crop_pct": crop, "interpolation": "bicubic"}
+    return about
 
 
 def _from_file(path: Path, command: str) -> LoadedModel:

@@ -24,7 +24,7 @@ from unskip._core.config import Section
 from unskip._core.errors import reason
 from unskip._core.files import check_free, write_atomically
 from unskip._core.limits import MemoryGuard, check_file
-from unskip._core.modules import preserved
+from unskip._core.modules import preserved, vocabulary
 from unskip._core.text import nearest
 from unskip._core.version import __version__
 from unskip.io.graph import build, describe
@@ -247,7 +247,11 @@ def _surgery(said: dict[str, Any]) -> Surgery | None:
 @torch.no_grad()
 def _output(model: nn.Module, input_size: tuple[int, ...]) -> tuple[float, ...]:
     """The first numbers of the output for a fixed input, in float64, where all machines agree."""
-    x = torch.randn(2, *input_size, generator=torch.Generator().manual_seed(0)).double()
+    generator = torch.Generator().manual_seed(0)
+    if tokens := vocabulary(model):
+        x = torch.randint(tokens, (2, *input_size), generator=generator)
+    else:
+        x = torch.randn(2, *input_size, generator=generator).double()
     state = {
         name: tensor.detach().to("cpu", torch.float64 if tensor.is_floating_point() else tensor.dtype)
         for name, tensor in chain(model.named_parameters(), model.named_buffers())

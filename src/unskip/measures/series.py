@@ -71,6 +71,11 @@ class Series(Measure):
     values: tuple[float, ...]  # nan where undefined
     errors: tuple[float, ...] | None = None  # standard errors, if the values are estimates
 
+    def __repr__(self) -> str:
+        known = [value for value in self.values if not math.isnan(value)]
+        ends = f"{known[0]:.3g} at the first, {known[-1]:.3g} at the last" if known else "none known"
+        return f"<{self.name} of {len(self.layers)} layers: {ends}>"
+
     def __post_init__(self) -> None:
         assert len(self.layers) == len(self.values), self.name
         assert self.errors is None or len(self.errors) == len(self.values), self.name
@@ -114,6 +119,13 @@ class Measured:
     failure: str | None = None  # the error of the backward pass, if it fails
     samples: int | None = None  # in the batch
     shape: tuple[int, ...] | None = None  # of the batch, if it is a single tensor
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{len(self.series)} measures of {self.depth} layers, on {self.samples} inputs",
+            *map(repr, self.series.values()),
+        ]
+        return "\n".join([*lines, *self.notes])
 
     @property
     def depth(self) -> int:

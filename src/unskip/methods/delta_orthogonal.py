@@ -1,6 +1,6 @@
 """Delta-orthogonal kernels: zero but for an orthogonal matrix at the centre (Xiao et al. 2018, Algorithm 2).
 
-    K[:, :, centre] = W,   W orthogonal: such a convolution keeps the norm of what it reads, at any depth
+    K[:, :, centre] = W,   W orthogonal: such a convolution keeps the norm of its input, at any depth
 
 The paper widens and never narrows. A bottleneck narrows in each block, and a random projection of 4d channels to d
 loses 3/4 of the energy there, so that nothing is left after a few blocks. Here a change of width goes through a frame

@@ -51,7 +51,7 @@ def dirac_weight(W: Tensor, a: Tensor, b: Tensor, groups: int = 1) -> Tensor:
 
 
 class DiracConv2d(nn.Conv2d):
-    """A convolution with the weight Ŵ, made anew from `weight`, `a` and `b` at each call."""
+    """A convolution with the weight Ŵ, computed from `weight`, `a` and `b` at each call."""
 
     a: Tensor
     b: Tensor

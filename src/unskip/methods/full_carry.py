@@ -1,4 +1,4 @@
-"""Method `full_carry`: a learner beside all channels of what the block reads through its norm: an upper bound.
+"""Method `full_carry`: a learner beside all channels that the block reads through its norm. An upper bound, not plain.
 
     y = learner(LN(x)) + LN(x)
 
@@ -6,13 +6,12 @@ Two hidden units carry a channel exactly, σ(z) - σ(-z) = z, so once trained th
 own width. While it trains C_B = C, and that is a residual connection, from the norm on.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import nn
 
 from unskip.coders import CoderBank
-from unskip.methods.pnnh import PNNH
+from unskip.methods.pnnh import PNNH, Hidden
 from unskip.methods.registry import BlockMethod, register_method
 from unskip.methods.residual_half import ResidualHalfBlock
 from unskip.methods.spec import BlockSpec, Unsupported
@@ -21,10 +20,10 @@ from unskip.methods.spec import BlockSpec, Unsupported
 @register_method("full_carry")
 @dataclass(frozen=True, kw_only=True)
 class FullCarry(BlockMethod):
-    """The learner of `pnnh` beside all of what an MLP reads: an upper bound, not plain."""
+    """The learner of `pnnh` beside all channels that an MLP reads: an upper bound, not plain."""
 
     scale: float = 0.3  # of the last layer at initialisation, relative to He's
-    hidden: Mapping[int, int] | None = None  # width of the learner by that of the block; None: H - 2C
+    hidden: Hidden = None  # width of the learner, as in `pnnh`; None: H - 2C
 
     def rebuild(self, spec: BlockSpec, bank: CoderBank) -> nn.Module:
         if spec.family != "mlp":

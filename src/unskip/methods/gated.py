@@ -4,13 +4,14 @@ A constant gate carries exactly: a hidden unit whose gate reads nothing, σ(b), 
 σ(b) ≠ 0. One unit carries a channel with its sign, where an MLP without gates takes two.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import torch
 from timm.layers import SwiGLU
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unskip.methods.inits import orthogonal_like
 from unskip.methods.spec import BlockSpec, Unsupported, factory
 
 GATE = 1.0  # b
@@ -31,7 +32,7 @@ class GatedCarryBlock(nn.Module):
 
     @torch.no_grad()
     def to_ordinary(self) -> nn.Sequential:
-        """The norm and one gated MLP, whose last hidden units carry."""
+        """`pre` and one gated MLP, whose last hidden units carry."""
         gate, first, last = self.learner.fc1_g, self.learner.fc1_x, self.learner.fc2
         stacked = gated_mlp(gate.in_features, gate.out_features + self.carried, self.learner.act, gate)
         for new, old in ((stacked.fc1_g, gate), (stacked.fc1_x, first), (stacked.fc2, last)):
@@ -39,32 +40,41 @@ class GatedCarryBlock(nn.Module):
             nn.init.zeros_(new.bias)
             new.weight[: len(old.weight), : old.in_features] = old.weight
             new.bias[: len(old.bias)] = old.bias
-        gates = stacked.fc1_g.bias[gate.out_features :]
-        gates.fill_(GATE)
+        stacked.fc1_g.bias[gate.out_features :] = GATE
         carry = torch.eye(self.carried, gate.in_features).to(first.weight)
-        stacked.fc1_x.weight[gate.out_features :] = carry / stacked.act(gates)[:, None]
+        stacked.fc1_x.weight[gate.out_features :] = carry / stacked.act(torch.full_like(carry[:, :1], GATE))
         stacked.fc2.weight[:, gate.out_features :] = carry.T
         return nn.Sequential(*self.pre, stacked)
 
 
 def gated_mlp(features: int, hidden: int, act: nn.Module, like: nn.Linear) -> SwiGLU:
-    """W_2 (σ(W_g x) * W_1 x) with biases, as timm has it."""
+    """timm's SwiGLU, W_2 (σ(W_g x) * W_1 x), with biases, in dtype and place of `like`."""
     mlp = SwiGLU(features, hidden, bias=True).to(**factory(like))
     mlp.act = act
     return mlp
 
 
 def is_gated(spec: BlockSpec) -> bool:
+    """Whether the branch is a gated MLP."""
     return len(spec.branch) == 1 and isinstance(spec.branch[0], SwiGLU)
 
 
 @torch.no_grad()
-def build_gated(spec: BlockSpec, ratio: float, scale: float, hidden: Mapping[int, int] | None) -> GatedCarryBlock:
-    """The block for a gated MLP. Its learner starts by passing on what is not carried, through gates that are open."""
+def build_gated(
+    spec: BlockSpec, carried: int, scale: float, hidden_width: Callable[[int, int], int]
+) -> GatedCarryBlock:
+    """The skip-free block of a gated MLP. Its learner starts by passing on what is not carried, through open gates.
+
+    Args:
+        spec: of a block whose branch is a SwiGLU.
+        carried: C_B.
+        scale: of the last layer at initialisation.
+        hidden_width: the learner's width, from that of the block and the one that the coder leaves.
+    """
     old = spec.branch[0]
     assert isinstance(old, SwiGLU)
-    features, carried = old.fc1_x.in_features, round(ratio * old.fc1_x.in_features)
-    width = (hidden or {}).get(features, old.fc1_x.out_features - carried)
+    features = old.fc1_x.in_features
+    width = hidden_width(features, old.fc1_x.out_features - carried)
     n = features - carried
     if width < n or not isinstance(old.norm, nn.Identity):
         raise Unsupported(f"its gated MLP of {old.fc1_x.out_features} hidden units is too narrow, or has a norm inside")
@@ -73,7 +83,7 @@ def build_gated(spec: BlockSpec, ratio: float, scale: float, hidden: Mapping[int
         nn.init.kaiming_normal_(layer.weight, nonlinearity="linear")
         layer.weight.mul_(gain)
         nn.init.zeros_(layer.bias)
-    Q = nn.init.orthogonal_(torch.empty_like(learner.fc1_x.weight[:n, carried:]))
+    Q = orthogonal_like(learner.fc1_x.weight[:n, carried:])
     learner.fc1_g.weight[:n] = 0
     learner.fc1_g.bias[:n] = GATE
     learner.fc1_x.weight[:n, :carried] = 0

@@ -1,4 +1,4 @@
-"""Initialisations of two layers around a ReLU, y = M σ(W x), as pure functions.
+"""Initialisations as pure functions: of two layers around a ReLU, y = M σ(W x), and orthogonal matrices.
 
 Hu, github.com/hukkai/no-residual-network, sections 4 and B.2.
 
@@ -42,6 +42,15 @@ def _looks_linear(D: int, d_in: int, d_out: int) -> tuple[Tensor, Tensor]:
     if d_out > d_in:
         N = torch.cat([R, R @ _orthogonal(d_in, d_out - d_in)], dim=1)
     return math.sqrt(2) * torch.cat([R, -R]), torch.cat([N, -N]).T
+
+
+def orthogonal_like(weight: Tensor, gain: float = 1.0) -> Tensor:
+    """A random matrix in shape, dtype and place of `weight`, with orthonormal rows or columns, times `gain`.
+
+    Drawn in float32 at least: PyTorch has no QR decomposition in half precision.
+    """
+    wide = torch.empty_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
+    return nn.init.orthogonal_(wide, gain=gain).to(weight.dtype)
 
 
 def _orthogonal(rows: int, columns: int, generator: torch.Generator | None = None) -> Tensor:

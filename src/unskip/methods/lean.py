@@ -1,10 +1,10 @@
-"""Training with less memory: what a norm and an activation give is computed again for the backward pass.
+"""Training with less memory: the output of norm and activation is computed again in the backward pass.
 
     u = W_1 ⊛ x,  a = σ(norm(u)),  W_2 ⊛ a      kept: x and u; a comes from u, number by number
 
 The backward pass of the norm needs u anyway, so that a can be had for one pass over it. Under torch.compile the region
 is marked, and the compiler decides; in eager `torch.utils.checkpoint` computes norm and activation again. It stops
-there: the convolution, which only keeps what it reads, does not run twice.
+there: the convolution, which only keeps its input, does not run twice.
 """
 
 from contextlib import nullcontext
@@ -23,7 +23,7 @@ STATELESS = (nn.GroupNorm, nn.LayerNorm)
 
 
 class LeanSequential(JoinedSequential):
-    """Layers one after another; of convolution, norm, activation, convolution only what convolutions give is kept.
+    """nn.Sequential that keeps only the outputs of convolutions in convolution, norm, activation, convolution.
 
     In evaluation, where there is nothing to save, for norms and dropout that can't be computed again exactly, and under
     the transforms of torch.func, which forbid such hooks, it is an ordinary nn.Sequential.
@@ -38,19 +38,19 @@ class LeanSequential(JoinedSequential):
         return layers[0](x), 1
 
     def lean(self, layer: nn.Module) -> bool:
-        """Whether what this layer reads is computed again."""
+        """Whether the input of this layer is computed again in the backward pass."""
         return isinstance(layer, (nn.Conv2d, nn.Linear))  # not `|`, which the compiler of PyTorch 2.6 refuses
 
 
 class LeanInverted(LeanSequential):
-    """The same for what a depthwise convolution reads alone: the widest activation of an inverted bottleneck."""
+    """The same for the input of depthwise convolutions alone: the widest activation of an inverted bottleneck."""
 
     def lean(self, layer: nn.Module) -> bool:
         return isinstance(layer, nn.Conv2d) and layer.groups > 1
 
 
 def repeatable(norm: nn.Module, act: nn.Module) -> bool:
-    """Whether a norm, of this batch, and an activation give the same when they are computed again."""
+    """Whether a norm, in training mode, and an activation return the same when they are computed again."""
     if isinstance(act, (nn.modules.dropout._DropoutNd, nn.RReLU)):
         return False
     known = type(norm) in STATELESS or (type(norm) in BATCH_NORMS and norm.training)
@@ -75,7 +75,7 @@ def checkpointed(layers: list[nn.Module], u: Tensor) -> Tensor:
 
 
 class Recomputation(nullcontext[None]):
-    """Knows whether it was entered: the backward pass has begun, and layers are computed again."""
+    """A context that notes when it is entered, in the backward pass: layers are computed again from then on."""
 
     started = False
 
@@ -90,7 +90,7 @@ def run(layers: list[nn.Module], x: Tensor) -> Tensor:
 
 
 def recompute(layer: nn.Module, x: Tensor) -> Tensor:
-    """What the layer gave, without calling its hooks and without a second update of running statistics."""
+    """The layer's output once more, without its hooks and without a second update of running statistics."""
     if not isinstance(layer, BATCH_NORMS):
         return layer.forward(x)
     mean, var = (layer.running_mean, layer.running_var) if layer.track_running_stats else (None, None)

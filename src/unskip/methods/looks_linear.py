@@ -5,7 +5,7 @@ Balduzzi et al. 2017, *The Shattered Gradients Problem: If resnets are the answe
 
     CReLU(x) = [ReLU(x), ReLU(-x)]       W = [V, -V] at initialisation, so that W CReLU(x) = V x
 
-CReLU doubles the channels, so whatever it follows has half of the block's width, and the network around the blocks
+CReLU doubles the channels, so the layer before it has half of the block's width, and the network around the blocks
 stays as it is. V is Delta-orthogonal, the choice here: the paper's orthogonal V for a convolution as for a matrix.
 """
 
@@ -18,9 +18,9 @@ from unskip.coders import CoderBank
 from unskip.methods.delta_orthogonal import delta_orthogonal_
 from unskip.methods.norm_free import has_activation
 from unskip.methods.plain import PlainBlock
-from unskip.methods.pnnh import conv_like
 from unskip.methods.registry import BlockMethod, register_method
 from unskip.methods.spec import BlockSpec, Unsupported
+from unskip.methods.widths import conv_like
 
 
 class CReLU(nn.Module):

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from torch import nn
 
 from unskip.methods.plain import PlainBlock
-from unskip.methods.pnnh import conv_like
 from unskip.methods.spec import BlockSpec, Conv, Unsupported, factory, is_activation
+from unskip.methods.widths import conv_like
 
 
 def norm_free(

@@ -1,4 +1,4 @@
-"""Pieces of residual blocks that are lines of code in a forward: a gain, a shift, a shortcut by padding, the block."""
+"""Modules for what residual blocks do in lines of their forward: gains, shifts, changes of axes, zero padding."""
 
 import torch
 from torch import Tensor, nn
@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 
 class Constant(nn.Module):
-    """A number, or a parameter of the block in the shape in which its forward uses it."""
+    """A number, or a tensor of the block in the shape in which its forward uses it."""
 
     value: float | Tensor
 
@@ -19,10 +19,10 @@ class Constant(nn.Module):
         self.shape = shape
 
     def shaped(self) -> float | Tensor:
-        return self.value.reshape(self.shape) if isinstance(self.value, Tensor) else self.value
+        return self.value if isinstance(self.value, int | float) else self.value.reshape(self.shape)
 
     def of_channels(self, channels: int, behind: int) -> Tensor | None:
-        """(channels,) in float64, for a tensor with `behind` axes after that of the channels; None if it is other."""
+        """The value by channel, in float64, where `behind` axes follow that of the channels; None if it has none."""
         value = self.shaped()
         value = value.detach().double() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
         if value.numel() == 1:
@@ -49,7 +49,7 @@ class Shift(Constant):
 
 
 class Permute(nn.Module):
-    """The axes of x in another order."""
+    """x.permute(order)."""
 
     def __init__(self, order: tuple[int, ...]) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Permute(nn.Module):
 
 
 class Transpose(nn.Module):
-    """Two axes of x in each other's place."""
+    """x.transpose(first, second)."""
 
     def __init__(self, first: int, second: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Transpose(nn.Module):
 
 
 class PadShortcut(nn.Module):
-    """Option A: every stride-th pixel (or sample), and zeros for the new channels, behind or also before the others."""
+    """Option A: every stride-th pixel, with `before` zero channels before the others and `extra` behind them."""
 
     def __init__(self, stride: int, extra: int, before: int = 0, axes: int = 2) -> None:
         super().__init__()
@@ -100,13 +100,13 @@ class PadShortcut(nn.Module):
         return F.pad(x[:, :, *every], (*(0, 0) * self.axes, self.before, self.extra))
 
     def mixing(self, channels: int) -> Tensor:
-        """(out, in): the 1 x 1 kernel that it stands for."""
+        """The equivalent 1 x 1 kernel, (out, in)."""
         identity = torch.eye(channels, dtype=torch.float64, device="cpu")
         return F.pad(identity, (0, 0, self.before, self.extra))
 
 
 class Residual(nn.Module):
-    """y = out_act(shortcut + branch(pre(x))), read off a forward that holds more than this block."""
+    """y = out_act(shortcut + branch(pre(x))), cut out of a forward that does more."""
 
     def __init__(
         self,

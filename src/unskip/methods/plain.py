@@ -29,7 +29,7 @@ class Plain(BlockMethod):
     keeps_weights: ClassVar[bool] = True
 
     def rebuild(self, spec: BlockSpec, bank: CoderBank) -> PlainBlock:
-        # Stochastic depth goes with the skip: what it drops would otherwise reach nothing.
+        # Stochastic depth goes with the skip: without a skip, nothing would get past a dropped branch.
         branch = [module for module in spec.branch if not isinstance(module, DropPath)]
         revive_last_norm(branch)
         out_act = [] if spec.out_act is None else [spec.out_act]

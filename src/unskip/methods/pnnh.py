@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from timm.layers import LayerScale
 from timm.layers.drop import DropPath
-from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 
 from unskip._core.layers import fast_form
@@ -27,28 +25,26 @@ from unskip.kernels import use_fast_layers
 from unskip.kernels.depthwise import JoinedSequential
 from unskip.methods import fused
 from unskip.methods.gated import build_gated, is_gated
+from unskip.methods.inits import orthogonal_like
 from unskip.methods.lean import LeanInverted, LeanSequential
 from unskip.methods.partial import PartialConv2d
-from unskip.methods.pieces import Scale, Shift
 from unskip.methods.plain import Plain, PlainBlock
 from unskip.methods.registry import check_options, register_method
 from unskip.methods.spec import (
-    LAYERS,
     NORMS,
     RECTIFIERS,
     BlockSpec,
     Conv,
-    Layer,
     Stage,
     Unsupported,
     check_keeps_shape,
-    conv_arguments,
     describe,
     factory,
-    is_activation,
 )
 from unskip.methods.stack import stacked_layers
+from unskip.methods.widths import conv_like, fresh, norm_like
 
+Hidden = Mapping[int, int] | float | None
 Norm = Literal["first", "both"]
 Transition = Literal["coded", "whole"]
 Signed = Literal["rectify", "paired"]
@@ -59,7 +55,7 @@ ALIGNED = 8  # channels that tensor cores take at once
 
 
 class LearnerBlock(nn.Module):
-    """A learner beside a second path: what both read through, stochastic depth, and the activation after the sum."""
+    """Base of blocks with a learner beside a second path. `pre` comes before both, `act` after their sum."""
 
     def __init__(
         self,
@@ -122,8 +118,10 @@ class PNNHBlock(LearnerBlock):
         return [self.act] if self.head_norm is None else [self.act, self.head_norm]
 
     def to_fast(self) -> nn.Module | None:
-        """Learner beside a coder without matrices. Without such a coder an inverted bottleneck is stacked, its hidden
-        channels filled up to a multiple of 8, and any other block has no faster form than its ordinary one."""
+        """The learner beside a coder without matrices, or None where the ordinary form is as fast.
+
+        Without such a coder an inverted bottleneck is stacked, its hidden channels filled up to a multiple of 8.
+        """
         coder = None if self.coder is None else fast_form(self.coder)
         if coder is not None:
             block = PNNHBlock(pre=self.pre, learner=self.learner, coder=coder, act=self.act)
@@ -155,7 +153,7 @@ class PNNH:
     signed: Signed = "paired"  # blocks with linear output (MobileNet-V2): carry x+ and x-, or put σ after the sum
     uncarried: Uncarried = "kxk"  # taps for the channels that pretext="identity" does not carry: all, or the centre
     linear_start: bool | None = None  # MLP learners first pass on what is not carried; None: beside skip-free attention
-    hidden: Mapping[int, int] | None = None  # width of the learner by that of the block, {48: 8}; None: H - C_B
+    hidden: Hidden = None  # width of the learner by that of the block, {48: 8}, or over it, 2.5; None: H - C_B
     head_norm: bool | None = None  # a norm before pooling; None: unless a norm follows the last block anyway
     block: BlockForm = "auto"  # plain: the formula; fast: no matrices; lean: less memory; auto: fast (MobileNet: lean)
     seed: int = 0  # of fitted and random coders
@@ -182,7 +180,8 @@ class PNNH:
 
     def build(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
         if is_gated(spec):
-            return build_gated(spec, self.ratio, self.scale, self.hidden)
+            carried = self.code_of(spec.branch[0].fc1_x.in_features)  # type: ignore[union-attr, arg-type]
+            return build_gated(spec, carried, self.scale, self.hidden_width)
         if not spec.skip and not self._expressible(spec):
             return self._whole(spec, bank)
         if self.transition == "whole" and spec.transition:
@@ -223,14 +222,30 @@ class PNNH:
             use_fast_layers(model, depthwise=False)
 
     def _whole(self, spec: BlockSpec, bank: CoderBank) -> nn.Module | None:
-        """A transition as it is without its shortcut, its output rectified where the next coder relies on that."""
+        """A transition without its shortcut, with a rectified output where the next coder needs that."""
         rectified = self._out_act(spec) if spec.out_act is None else None
         if rectified is not None:
             return PlainBlock(*spec.pre, *[m for m in spec.branch if not isinstance(m, DropPath)], rectified)
         return Plain().build(spec, bank)
 
+    def code_of(self, base: int) -> int:
+        """C_B, the share `ratio` of `base` channels, rounded but never more than half of them."""
+        return min(round(self.ratio * base), base // 2)
+
+    def hidden_width(self, width: int, otherwise: int) -> int:
+        """The learner's width in a block of this width; `otherwise` where `hidden` is None."""
+        if self.hidden is None:
+            return otherwise
+        if not isinstance(self.hidden, Mapping):
+            return round(self.hidden * width)
+        if width not in self.hidden:
+            raise Unsupported(
+                f"hidden={dict(self.hidden)} says nothing about blocks of width {width}; add it, or leave hidden out"
+            )
+        return self.hidden[width]
+
     def _expressible(self, spec: BlockSpec) -> bool:
-        """Whether a block without a skip can have a coder; one that can't is no loss, for it had no path before."""
+        """Whether a block that has no skip can get a coder. One that can't stays as it is, and loses nothing."""
         try:
             self._coder_spec(spec, self._activation(spec))
             check_strides(spec)
@@ -284,7 +299,7 @@ class PNNH:
         pretext = self.pretext
         if pretext == "auto":
             # LayerNorm brings the inputs of an MLP to the distribution that a coder can be fitted on. In a CNN they
-            # have any scale, which a closed form passes on whatever it is.
+            # have any scale, and a closed form passes on any.
             pretext = "normal" if family == "mlp" and not isinstance(act, RECTIFIERS) else "group_average"
             if spec.attention is not None and odd_part_is_identity(act, depth):  # an exact one, however deep
                 pretext = "identity"
@@ -301,10 +316,10 @@ class PNNH:
             base = first.out_features
         elif family == "other":
             base = min(channels, *(stage.out_features for stage in _shrinking(spec)))
-        code = max(2 if paired else 1, round(self.ratio * base))
+        code = max(2 if paired else 1, self.code_of(base))
         room = min(stage.out_features for stage in _shrinking(spec))
-        if paired and family == "mlp" and 2 * round(self.ratio * base) < room:
-            code = 2 * round(self.ratio * base)  # both signs of C_B channels
+        if paired and family == "mlp" and 2 * self.code_of(base) < room:
+            code = 2 * self.code_of(base)  # both signs of C_B channels
         elif code >= channels:
             raise Unsupported(
                 f"its coder would carry {code} channels, not fewer than its {channels}; a smaller ratio does"
@@ -328,11 +343,7 @@ class PNNH:
     def learner(self, spec: BlockSpec, code: int | None = None) -> nn.Sequential:
         """The block's layers, freshly initialised, at the hidden width beside a coder of `code` channels."""
         family, stages = self._family(spec), spec.stages
-        width, widths = stages[-1].out_features, self.hidden or {}
-        if self.hidden is not None and width not in widths:
-            raise Unsupported(
-                f"hidden={dict(widths)} says nothing about blocks of width {width}; add it, or leave hidden out"
-            )
+        width = stages[-1].out_features
         code = self._coder_spec(spec, self._activation(spec)).code if code is None else code
         if self.uncarried == "1x1" and family != "vanilla":
             raise Unsupported(f"uncarried='1x1' is for blocks of two k x k convolutions, and it is {family}")
@@ -342,7 +353,7 @@ class PNNH:
         for i, stage in enumerate(stages):
             fan_out = stage.out_features
             if i != last and stage in shrinking:
-                fan_out = widths.get(width, learner_width(family, stage.out_features, code))
+                fan_out = self.hidden_width(width, learner_width(family, stage.out_features, code))
                 if fan_out < 1:
                     raise _too_narrow(spec)
             conv = conv_like(stage, fan_in, fan_out)
@@ -361,12 +372,12 @@ class PNNH:
                     taken = f"{name}{i + 1}" in dict(learner.named_children())
                     learner.add_module(f"{name}{i + 1}_{number}" if taken else f"{name}{i + 1}", new)
             fan_in = fan_out
-        if self.linear_start or (self.linear_start is None and spec.attention is not None and code is not None):
+        if self.linear_start or (self.linear_start is None and spec.attention is not None):
             start_linear(learner, self._coder_spec(spec, self._activation(spec)))
         return learner
 
     def _sequence(self, inverted: bool) -> nn.Sequential:
-        """An empty learner, which knows how its layers are computed."""
+        """An empty nn.Sequential for the learner, of the class that `block` asks for."""
         if self.block == "lean":
             return LeanSequential()
         if inverted and self.block != "plain":
@@ -389,7 +400,7 @@ def start_linear(learner: nn.Sequential, coder: CoderSpec) -> None:
     assert isinstance(last, nn.Linear)
     carried = coder.code // 2
     n = min(coder.channels - carried, first.out_features // 2)
-    Q = nn.init.orthogonal_(torch.empty_like(first.weight[:n, carried : carried + n]))
+    Q = orthogonal_like(first.weight[:n, carried : carried + n])
     for part in (first.weight[: 2 * n], last.weight[:, : 2 * n]):
         part.zero_()
     first.weight[: 2 * n, carried : carried + n] = torch.cat([Q, -Q])
@@ -409,7 +420,7 @@ class PNNHPaper(PNNH):
 
 
 def _shrinking(spec: BlockSpec) -> list[Stage]:
-    """The hidden layers that make room for the coder: all but a depthwise convolution of the input itself."""
+    """The hidden layers that become narrower by the coder: all but a depthwise convolution of the input."""
     inner = [stage for i, stage in enumerate(spec.stages[:-1]) if i > 0 or not stage.depthwise]
     return inner or [*spec.stages[:-1]]
 
@@ -423,7 +434,7 @@ def learner_width(family: str, width: int, code: int) -> int:
     """H - C_B, the width of a learner beside its coder.
 
     In an inverted bottleneck, where C_B is a small part of H, it is rounded down to a multiple of 8, as MobileNet's own
-    widths are: matrix products of others run by slower kernels.
+    widths are: other widths run on slower kernels.
     """
     width -= code
     down = width - width % ALIGNED
@@ -434,71 +445,11 @@ def keeps_size(conv: nn.Conv1d | nn.Conv2d) -> bool:
     """An odd kernel with the zero padding that keeps the size at stride 1."""
     same = tuple(d * (k - 1) // 2 for k, d in zip(conv.kernel_size, conv.dilation, strict=True))
     odd = all(k % 2 for k in conv.kernel_size)
-    return odd and conv.padding_mode == "zeros" and conv.padding == same and len({*conv.stride}) == 1
-
-
-def fresh(module: nn.Module, old: int, new: int, **factory: Any) -> list[tuple[str, nn.Module]]:
-    """A module behind a convolution at another width, freshly initialised, with the name that it goes by.
-
-    Gains and shifts have none: the learner's last convolution has a small scale of its own.
-    """
-    if isinstance(module, Scale | Shift | LayerScale):
-        return []
-    if isinstance(module, nn.Dropout):
-        return [("drop", nn.Dropout(module.p))]
-    if isinstance(module, NORMS):
-        act = getattr(module, "act", None)  # timm's BatchNormAct2d
-        own = [] if act is None or isinstance(act, nn.Identity) else [("act", copy.deepcopy(act))]
-        return [("norm", norm_like(module, new, **factory) if old != new else renewed(module)), *own]
-    if is_activation(module):
-        return [("act", copy.deepcopy(module))]
-    return [("gate", gate_like(module, old, new))]
-
-
-def renewed(module: nn.Module) -> nn.Module:
-    """A copy of a module with its parameters as at initialisation."""
-    new = copy.deepcopy(module)
-    for part in new.modules():
-        if hasattr(part, "reset_parameters"):
-            part.reset_parameters()  # type: ignore[operator]
-    if isinstance(new, BatchNormAct2d):
-        new.act, new.drop = nn.Identity(), nn.Identity()
-    return new
-
-
-def gate_like(gate: nn.Module, old: int, new: int) -> nn.Module:
-    """A module that keeps the shape of what it reads (squeeze-and-excitation), fresh and at another width."""
-    gate = renewed(gate)
-    for path, layer in list(gate.named_modules()):
-        if old == new or not path:
-            continue
-        if type(layer) in LAYERS:
-            sizes = [new if size == old else size for size in (layer_sizes(layer))]
-            gate.set_submodule(path, resized(layer, *sizes))
-        elif isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.num_features == old:
-            gate.set_submodule(path, norm_like(layer, new))
-    return gate
-
-
-def layer_sizes(layer: nn.Module) -> tuple[int, int]:
-    """Channels that a layer reads and writes."""
-    linear = isinstance(layer, nn.Linear)
-    return (layer.in_features, layer.out_features) if linear else (layer.in_channels, layer.out_channels)  # type: ignore[return-value]
-
-
-def resized(layer: Any, inputs: int, outputs: int) -> nn.Module:
-    """A layer like this one between other widths, as PyTorch initialises it."""
-    made = {"bias": layer.bias is not None, **factory(layer)}
-    if isinstance(layer, nn.Linear):
-        return nn.Linear(inputs, outputs, **made)
-    if layer.groups != 1:
-        raise Unsupported(f"its gate holds {describe(layer)} in groups, which can't be made at another width")
-    settings = {"kernel_size": layer.kernel_size, "stride": layer.stride, "padding": layer.padding}
-    return type(layer)(inputs, outputs, dilation=layer.dilation, **settings, **made)
+    return odd and conv.padding_mode == "zeros" and conv.padding in (same, "same") and len({*conv.stride}) == 1
 
 
 class SeriesCoder(nn.Module):
-    """A coder of images along one axis: it reads `stride` equal rows, which it averages where it strides."""
+    """A coder of images applied to a series, which it reads as an image of `stride` equal rows."""
 
     def __init__(self, coder: nn.Module, stride: int) -> None:
         super().__init__()
@@ -537,7 +488,7 @@ def set_head_norm(where: str, model: nn.Module, wanted: bool | None) -> None:
 
 
 def _name_head_norm(block: nn.Module, keys: Any) -> None:
-    """Says of weights without a norm before pooling how to build the network that they fit."""
+    """Explains missing keys of the norm before pooling: how to build a network that has none."""
     found = [key for key in keys.missing_keys if ".head_norm." in key]
     if found:
         path = found[0].rpartition(".")[0]
@@ -545,8 +496,10 @@ def _name_head_norm(block: nn.Module, keys: Any) -> None:
         keys.missing_keys[:] = [*others, f"{path}, a norm before pooling: build the network with head_norm=False"]
 
 
-def check_hidden(hidden: object) -> dict[int, int]:
-    """Widths of learners by widths of blocks; TOML and JSON have text for keys."""
+def check_hidden(hidden: object) -> dict[int, int] | float:
+    """The option `hidden`, checked: a number, or widths of learners by widths of blocks (text in TOML and JSON)."""
+    if isinstance(hidden, int | float) and not isinstance(hidden, bool) and 0 < hidden < math.inf:
+        return hidden
     try:
         widths = {int(width): int(value) for width, value in hidden.items()}  # type: ignore[attr-defined]
         if all(value >= 1 and value == given for value, given in zip(widths.values(), hidden.values(), strict=True)):  # type: ignore[attr-defined]
@@ -555,7 +508,7 @@ def check_hidden(hidden: object) -> dict[int, int]:
         pass
     raise ValueError(
         f"pnnh: hidden={hidden!r} must give the learner's width for each width of a block, for instance "
-        "{48: 8, 96: 12, 192: 19}."
+        "{48: 8, 96: 12, 192: 19}, or be a multiple of it, such as 2.5."
     )
 
 
@@ -579,27 +532,6 @@ def passes_positive(act: nn.Module) -> bool:
     return bool(torch.allclose(copy.deepcopy(act)(z.clone()), z))
 
 
-def conv_like(stage: Layer, fan_in: int, fan_out: int) -> Conv:
-    """A convolution or linear layer like that of a stage, between other widths; what it pads is part of it."""
-    old = stage.conv
-    if min(fan_in, fan_out) < 1:
-        raise Unsupported("its coder leaves no width for the learner; a smaller ratio does")
-    if isinstance(old, nn.Linear):
-        return nn.Linear(fan_in, fan_out, bias=old.bias is not None, **factory(old))
-    groups = fan_out if stage.depthwise else old.groups
-    if (fan_in % groups or fan_out % groups) and not (fan_out % (size := old.out_channels // old.groups)):
-        groups = fan_out // size  # as many channels in a group as before
-    if fan_in % groups or fan_out % groups:
-        raise Unsupported(
-            f"its convolution of {groups} groups can't be cut to {fan_in} -> {fan_out} channels, which {groups} does "
-            "not divide; another ratio may"
-        )
-    made = conv_arguments(old)
-    if getattr(stage, "pad", ()):
-        made["padding"] = tuple(d * (k - 1) // 2 for k, d in zip(old.kernel_size, old.dilation, strict=True))
-    return type(old)(fan_in, fan_out, groups=groups, bias=old.bias is not None, **made)
-
-
 def initialise(conv: Conv, scale: float) -> None:
     """He's normal over the fan-in (Eq. 1), times the scale."""
     nn.init.kaiming_normal_(conv.weight, mode="fan_in", nonlinearity="relu")
@@ -607,18 +539,3 @@ def initialise(conv: Conv, scale: float) -> None:
         conv.weight.mul_(scale)
     if conv.bias is not None:
         nn.init.zeros_(conv.bias)
-
-
-def norm_like(norm: nn.Module, features: int, **factory: Any) -> nn.Module:
-    """A fresh norm of the same kind at another width. A norm with an activation in it comes back without."""
-    if isinstance(norm, nn.modules.batchnorm._BatchNorm):
-        kinds = (nn.SyncBatchNorm, nn.BatchNorm1d, nn.BatchNorm2d)
-        kind = next(kind for kind in kinds if isinstance(norm, kind))
-        settings = {"eps": norm.eps, "momentum": norm.momentum, "affine": norm.affine}
-        return kind(features, track_running_stats=norm.track_running_stats, **settings, **factory)  # type: ignore[arg-type]
-    if isinstance(norm, nn.GroupNorm):
-        groups = norm.num_groups
-        while features % groups:
-            groups -= 1
-        return nn.GroupNorm(groups, features, eps=norm.eps, affine=norm.affine, **factory)
-    raise Unsupported(f"its norm {type(norm).__name__} is none that can be made at another width")

@@ -43,7 +43,7 @@ class BlockMethod:
         return self.rebuild(spec, bank) if spec.skip else None
 
     def rebuild(self, spec: BlockSpec, bank: CoderBank) -> nn.Module:
-        """The skip-free block in the place of one with a skip."""
+        """Returns the skip-free block that replaces a block with a skip."""
         raise NotImplementedError
 
 

@@ -44,8 +44,9 @@ class ResidualHalf(BlockMethod):
             raise ValueError(f"residual_half: ratio={self.ratio} must be above 0 and at most 0.5.")
 
     def rebuild(self, spec: BlockSpec, bank: CoderBank) -> nn.Module:
-        learner = PNNH(ratio=self.ratio, scale=self.scale, block="fast").learner(spec)
-        return ResidualHalfBlock(spec, learner)
+        framed, enter, leave = spec.framed()
+        learner = PNNH(ratio=self.ratio, scale=self.scale, block="fast", linear_start=False).learner(framed)
+        return ResidualHalfBlock(spec, nn.Sequential(*enter, *learner, *leave) if enter else learner)
 
     def finish(self, model: nn.Module) -> None:
         set_head_norm("residual_half", model, self.head_norm)

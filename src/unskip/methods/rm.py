@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from unskip._core.layers import inherits_from, layer_with
 from unskip.coders import CoderBank
 from unskip.methods.pieces import Scale, Shift
-from unskip.methods.pnnh import norm_like
 from unskip.methods.registry import check_options, register_method
 from unskip.methods.spec import (
     DROPOUTS,
@@ -51,6 +50,7 @@ from unskip.methods.spec import (
     replace_weight,
     ungrouped,
 )
+from unskip.methods.widths import norm_like
 
 KeepNorm = Literal["keep", "absorb"]
 Relu6 = Literal["split", "scale"]
@@ -60,7 +60,7 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 
 @runtime_checkable
 class Subsampling(Protocol):
-    """A shortcut without weights that takes every stride-th pixel, and says what it does to the channels."""
+    """A shortcut without weights that takes every stride-th pixel; `mixing` says how it maps the channels."""
 
     stride: int
 
@@ -107,7 +107,7 @@ class RMBlock(nn.Sequential):
 
 
 class BesideNorm(nn.Module):
-    """A norm, gate or gain of the branch's channels; the carried ones, behind them, pass."""
+    """A norm, gate or gain of the branch's channels, the first ones. The carried channels pass unchanged."""
 
     def __init__(self, norm: nn.Module, channels: int, axis: int = 1) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class BesideNorm(nn.Module):
         self.axis = axis
 
     def forward(self, x: Tensor) -> Tensor:
-        axis = getattr(self, "axis", 1)  # network files of before it had one lack it
+        axis = getattr(self, "axis", 1)  # older network files lack it
         own, carried = x.tensor_split([self.channels], axis)
         return torch.cat([self.norm(own), carried], axis)
 
@@ -136,18 +136,19 @@ class CappedReLU(nn.Module):
 
 
 class Divisible(nn.Module):
-    """Passes images whose sides are divisible by the window of an average pooling, and refuses all others."""
+    """Passes images or series whose sides the window of an average pooling divides, and refuses all others."""
 
     def __init__(self, window: int) -> None:
         super().__init__()
         self.window = window
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-2] % self.window or x.shape[-1] % self.window:
+        sides = x.shape[2:]
+        if any(side % self.window for side in sides):
+            size, window = " x ".join(map(str, sides)), " x ".join([str(self.window)] * len(sides))
             raise ValueError(
-                f"rm: a feature map of {x.shape[-2]} x {x.shape[-1]} pixels comes to a shortcut that averages windows "
-                f"of {self.window} x {self.window}; only sides that are divisible by {self.window} keep its function. "
-                "Give images of another size."
+                f"rm: a feature map of {size} pixels comes to a shortcut that averages windows of {window}; only sides "
+                f"that are divisible by {self.window} keep its function. Give inputs of another size."
             )
         return x
 
@@ -168,7 +169,7 @@ class RM:
 
     keeps_weights: ClassVar[bool] = True
     exact: ClassVar[bool] = True
-    # What a refusal adds.
+    # Appended to the refusal of a network that grows beyond `limit`.
     cheaper: ClassVar[str] = "; middle='grouped' costs less in bottlenecks and pre-activation blocks"
 
     def __post_init__(self) -> None:
@@ -248,7 +249,7 @@ class _Cell(Stage):
     mix: float | None = None  # (a, b) -> ±(a - b) / (1 + mix)
 
     def absorbed(self, *, everything: bool) -> tuple[Tensor, Tensor | None, tuple[nn.Module, ...]]:
-        """Weight and bias with all that they can take over of what follows, norms only if wanted, and the rest."""
+        """Weight and bias after absorbing gains, shifts and, if `everything`, norms, and the modules that remain."""
         weight, bias = exact(self.conv.weight), None if self.conv.bias is None else exact(self.conv.bias)
         for number, module in enumerate(self.behind):
             affine = None
@@ -265,7 +266,7 @@ class _Cell(Stage):
 
 
 def _in_a_row(spec: BlockSpec, enter: tuple[nn.Module, ...]) -> tuple[list[nn.Module], list[_Cell], bool]:
-    """What stands before the carried input, the layers beside it, and whether that input is known to be ≥ 0."""
+    """The modules before the carried input, the layers beside it, and whether that input is known to be ≥ 0."""
     cells = [_Cell(stage.conv, stage.pad, tuple(_one_by_one(stage.behind))) for stage in spec.stages]
     first = cells[0]
     front: list[nn.Module] = []
@@ -298,14 +299,14 @@ def _in_a_row(spec: BlockSpec, enter: tuple[nn.Module, ...]) -> tuple[list[nn.Mo
         for module in cell.behind:
             check_keeps_shape(module, cell)
         if cell.act is not None:
-            _slope(cell.act)  # which refuses what it doesn't know
+            _slope(cell.act)  # raises for an unknown activation
             if isinstance(cell.act, nn.PReLU) and isinstance(cell.conv, nn.Linear):
                 raise Unsupported("its PReLU behind a linear layer has no form beside carried features")
     return front, cells, nonnegative
 
 
 def _one_by_one(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
-    """The modules without those that do nothing in eval mode; a norm with an activation in it as two."""
+    """The modules that do something in eval mode. A norm with an activation inside is yielded as two modules."""
     for module in modules:
         if isinstance(module, BatchNormAct2d) and is_batch_norm(module):
             yield _without_activation(module)
@@ -316,7 +317,7 @@ def _one_by_one(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
 
 
 def _by_activation(modules: list[nn.Module]) -> list[list[nn.Module]]:
-    """The modules in groups, each up to one activation."""
+    """The modules in groups that end with an activation; the last group has none."""
     groups: list[list[nn.Module]] = [[]]
     for module in modules:
         groups[-1].append(module)
@@ -344,7 +345,7 @@ def _mix(cells: list[_Cell]) -> float:
 
 
 def _is_odd(act: nn.Module) -> bool:
-    """Whether σ(x) - σ(-x) = x for a σ that is bent on both sides (GELU, SiLU, Hardswish), seen on a grid."""
+    """Whether σ(x) - σ(-x) = x, for σ that is curved on both sides (GELU, SiLU, Hardswish); checked on a grid."""
     if isinstance(act, nn.ReLU | nn.ReLU6 | nn.PReLU | nn.LeakyReLU) or any(True for _ in act.parameters()):
         return False
     x = torch.linspace(-50, 50, 4001, dtype=torch.float64, device="cpu")
@@ -353,7 +354,7 @@ def _is_odd(act: nn.Module) -> bool:
 
 
 def rectifies(module: nn.Module | None) -> bool:
-    """Whether nothing negative comes out of a module."""
+    """Whether the output of a module is never negative."""
     if isinstance(module, BatchNormAct2d):
         return rectifies(module.act)
     if isinstance(module, nn.Softplus):
@@ -398,13 +399,14 @@ class _Path:
 
 
 def _shortcut(spec: BlockSpec) -> _Path:
-    channels = spec.in_features
-    weight = torch.eye(channels, dtype=torch.float64, device=exact(spec.stages[0].conv.weight).device)
+    channels, like = spec.in_features, exact(spec.stages[0].conv.weight)
+    axes = like.ndim - 2  # behind that of the channels
+    weight = torch.eye(channels, dtype=torch.float64, device=like.device)
     bias: Tensor | None = None
     window = stride = 1
     begun = False
     for module in _flat(spec.shortcut):
-        value = module.of_channels(len(weight), 0) if isinstance(module, Scale | Shift) else None
+        value = module.of_channels(len(weight), axes) if isinstance(module, Scale | Shift) else None
         if isinstance(module, (*NO_OPS, *DROPOUTS)):
             continue
         if isinstance(module, nn.AvgPool1d | nn.AvgPool2d | nn.MaxPool1d | nn.MaxPool2d) and not begun:
@@ -451,7 +453,7 @@ def _flat(module: nn.Module | None) -> list[nn.Module]:
 
 
 def _pooling(pool: Any) -> tuple[int, int]:
-    """Window and stride of a pooling that the taps of a convolution can do."""
+    """Window and stride of a pooling, if a convolution can compute it; raises Unsupported otherwise."""
     axes = 1 if isinstance(pool, nn.AvgPool1d | nn.MaxPool1d) else 2
     kernel, stride, padding = (
         (value,) * axes if isinstance(value, int) else tuple(value)
@@ -509,7 +511,7 @@ def _layouts(layers: list[_Cell], count: int, middle: Middle) -> list[_Layout]:
 
 
 def _sizes(cell: _Cell, middle: Middle) -> tuple[int, int] | None:
-    """Channels that a group reads and writes; None for a convolution that is to stay one group."""
+    """The numbers of channels that a group reads and writes; None for a convolution that stays in one group."""
     if (cell.groups == 1 and middle == "dense") or cell.mix is not None or isinstance(cell.conv, nn.Linear):
         return None
     return cell.in_features // cell.groups, cell.out_features // cell.groups
@@ -543,7 +545,7 @@ def _beside(
 
 
 def _taps(cell: _Cell, window: int, device: torch.device) -> Tensor:
-    """In the shape of the kernel: one where it reads the pixel itself, or the mean of a window from there on."""
+    """A kernel that passes on the pixel itself, or the mean of a window that begins there."""
     conv = cell.conv
     if isinstance(conv, nn.Linear):
         return torch.ones((), dtype=torch.float64, device=device)

@@ -23,9 +23,9 @@ from torch.nn import functional as F
 from unskip._core.layers import layer_with
 from unskip.coders import CoderBank
 from unskip.methods.inits import Init, pair_weights, tall_weight
-from unskip.methods.pnnh import norm_like
 from unskip.methods.registry import BlockMethod, register_method
 from unskip.methods.spec import NORMS, BlockSpec, Conv, Unsupported, centre_tap, conv_arguments, factory
+from unskip.methods.widths import norm_like
 
 Tie = Literal["none", "conv2", "conv4", "both"]
 PreReLU = Literal["none", "bias", "norm"]

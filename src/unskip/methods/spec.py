@@ -5,7 +5,7 @@ A residual block computes, with any part but the branch possibly missing,
     y = out_act( shortcut + branch(pre(x)) )      the shortcut is x itself, or a projection of pre(x)
 
 The branch is kept as the block's own modules in the order in which they run. Everything else (its layers, its family,
-widths, strides, the sign of what it reads) is derived from them here, so that a reader only has to name the parts.
+widths, strides, the sign of its input) is derived from them here, so that a reader only has to name the parts.
 """
 
 import copy
@@ -130,7 +130,8 @@ class BlockSpec:
                 layers.append(BranchLayer(module, None, None, 0.0))
                 continue
             if not layers:
-                raise Unsupported(f"its branch begins with {describe(module)}, not with a convolution")
+                ordinary = "an ordinary convolution of images or a linear layer"
+                raise Unsupported(f"its branch begins with {describe(module)}, not with {ordinary}")
             last = layers[-1]
             if isinstance(module, nn.Dropout):
                 last = replace(last, drop=max(last.drop, module.p))
@@ -148,14 +149,16 @@ class BlockSpec:
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """The branch as layers with whatever follows each; `layers` is stricter. Without changes of axes (`framed`)."""
+        """The branch as layers with all modules that follow each, without changes of axes (`framed`)."""
         stages: list[Stage] = []
         pad: tuple[int, ...] = ()
         for module in self.branch:
             if isinstance(module, NO_OPS) or (not stages and isinstance(module, DROPOUTS)):
                 continue
             if isinstance(module, LAYERS):
-                if not inherits_from(module, *LAYERS) or isinstance(module, nn.Conv3d):
+                if isinstance(module, nn.Conv3d):
+                    raise Unsupported(f"its branch holds {describe(module)}, a 3-D convolution; 1-D and 2-D are known")
+                if not inherits_from(module, *LAYERS):
                     raise Unsupported(f"its branch holds {describe(module)}, which is no ordinary convolution")
                 stages.append(Stage(module, pad, ()))
                 pad = ()
@@ -170,7 +173,7 @@ class BlockSpec:
         return tuple(stages)
 
     def framed(self) -> tuple["BlockSpec", tuple[nn.Module, ...], tuple[nn.Module, ...]]:
-        """The block with all layers of its branch on the same axes, and the changes of axes before and behind it.
+        """The spec with all layers of the branch on the same axes, and the changes of axes before and behind it.
 
         Linear layers on the last axis of images become 1 x 1 convolutions (ConvNeXt); a branch whose layers all read
         other axes than x has (the tokens of an MLP-Mixer) is given on theirs.
@@ -217,8 +220,8 @@ class BlockSpec:
         if len(layers) == 3 and kernels[0] == kernels[2] == 1 and groups[0] == groups[2] == 1:
             return "inverted" if layers[1].depthwise else "bottleneck"
         raise Unsupported(
-            f"its branch of kernels {kernels} and groups {groups} is none of the known shapes: two k x k convolutions, "
-            "1x1 / k x k / 1x1, 1x1 / depthwise / 1x1, or two linear layers"
+            f"its branch of kernels {kernels} and groups {groups} has no known shape; known are two k x k "
+            "convolutions, 1x1 / k x k / 1x1, 1x1 / depthwise / 1x1, or two linear layers"
         )
 
     @property
@@ -259,7 +262,7 @@ class BlockSpec:
 
 
 def as_channels_first(module: nn.Module) -> nn.Module:
-    """What a module does on the last axis of (B, H, W, C), on the second of (B, C, H, W)."""
+    """A module that does on axis 1 of (B, C, H, W) what `module` does on the last of (B, H, W, C)."""
     if isinstance(module, nn.Linear):
         conv = layer_with(module.weight[..., None, None], module.bias)
         conv.weight.requires_grad_(module.weight.requires_grad)
@@ -275,7 +278,7 @@ def as_channels_first(module: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def check_keeps_shape(module: nn.Module, stage: Stage) -> None:
-    """Refuses a module behind a convolution that gives another shape than it reads (pooling), for it is no gate."""
+    """Raises Unsupported for a module behind a convolution that changes the shape (pooling)."""
     axes = stage.conv.weight.ndim - 2
     if not axes or isinstance(module, (*NORMS, Scale, Shift)) or is_activation(module):
         return
@@ -289,12 +292,12 @@ def check_keeps_shape(module: nn.Module, stage: Stage) -> None:
 
 
 def is_elementwise(module: nn.Module) -> bool:
-    """Whether a module acts on each number alone, whatever the axes are."""
+    """Whether a module acts on each number alone, in any order of axes."""
     return (is_activation(module) and not isinstance(module, nn.PReLU)) or isinstance(module, (nn.Dropout, *NO_OPS))
 
 
 def describe(module: nn.Module) -> str:
-    """The package and the class of a module: 'timm.SEModule'; of code that was read, the function and its line."""
+    """The package and class of a module, 'timm.SEModule', or the function and line of a piece of a forward."""
     line = getattr(module, "meta", {}).get("line")
     if line:
         return f"{type(module).__name__!r} ({line})"
@@ -302,7 +305,7 @@ def describe(module: nn.Module) -> str:
 
 
 def is_activation(module: nn.Module) -> bool:
-    """The activations of torch.nn and timm that act on each number alone, and subclasses that change nothing."""
+    """Whether a module is an elementwise activation of torch.nn or timm, or a subclass that changes nothing."""
     known = known_class(module)
     listed = known.__module__.startswith(("torch.nn.modules.activation", "timm.layers.activations"))
     across = (nn.MultiheadAttention, nn.GLU, nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin)
@@ -310,7 +313,7 @@ def is_activation(module: nn.Module) -> bool:
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """A BatchNorm that computes what PyTorch's does, with an activation behind it if it is timm's."""
+    """Whether a module computes what PyTorch's BatchNorm does; timm's may have an activation behind it."""
     if behaves_as(module, BatchNormAct2d):
         return behaves_as(module.drop, nn.Identity, *DROPOUTS)  # type: ignore[arg-type]
     return behaves_as(module, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

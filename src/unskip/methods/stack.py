@@ -53,7 +53,7 @@ def stack(module: nn.Module, path: str = "the block", command: str = "stack") ->
 
 
 def replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
-    """The model with one module in the place of another, wherever that stands."""
+    """The model with every occurrence of the module `old` replaced by `new`."""
     if model is old:
         return new
     for parent in model.modules():
@@ -64,7 +64,7 @@ def replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
 
 
 def absorb(norm: nn.Module, layer: Conv) -> Conv:
-    """A layer and the BatchNorm behind it, in eval mode, as one layer, which trains on if the given one does.
+    """A layer and the BatchNorm after it, in eval mode, as one layer. It is trainable if the given layer is.
 
     PyTorch's functions freeze the bias of a layer that had none, although the norm's shift in it was trained.
     """

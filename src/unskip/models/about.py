@@ -1,6 +1,6 @@
 """What a network is made of: parameters trained and frozen, multiplications, skips that it keeps; `unskip models`.
 
-Building every network takes long, so their lines are shipped as data, `listing.json`. `write_listing` writes it anew; a
+Building every network takes long, so the lines are shipped as data, `listing.json`. `write_listing` renews that file; a
 test compares it with the networks.
 """
 
@@ -28,7 +28,7 @@ class Other:
 
     name: str
     family: str
-    skips: str  # what it has of them, in a few words
+    skips: str  # in a few words
     input_size: tuple[int, int, int] = (3, 224, 224)
     num_classes: int = 1000
     paper_params: ClassVar[None] = None  # the papers print counts of other heads and sizes
@@ -61,7 +61,7 @@ class About:
 
 
 def about(name: str) -> About:
-    """Built on the meta device, so it takes neither memory nor fitting."""
+    """The line of a name, counted on the meta device: without memory for weights, and without fitting coders."""
     entry = _entry(name)
     with torch.device("meta"):
         model = entry.build().eval()
@@ -97,6 +97,10 @@ def list_models(pattern: str = "*", *, family: str = "*", pretrained: bool = Fal
         pattern: of names, for instance 'pnnh_*'.
         family: of families, for instance 'resnet' or '*timm*'.
         pretrained: whether only networks whose trained weights come with the package are wanted.
+
+    Example:
+        >>> unskip.list_models("pnnh_*_wide", pretrained=True)
+        ['pnnh_resnet20_wide', 'pnnh_resnet110_wide']
     """
     return [
         name

@@ -42,7 +42,7 @@ class NetworkConfig(Section):
         name, options = split_options(self.model, "recipe")
         if options and self.method:
             raise ValueError(
-                f"recipe: model={self.model!r} has options and method={self.method!r} stands beside it; say "
+                f"recipe: model={self.model!r} has options, and method={self.method!r} is given as well; use "
                 f"{name}:method={self.method},... with the options of both."
             )
         object.__setattr__(self, "model", name)
@@ -63,11 +63,12 @@ class NetworkConfig(Section):
 
 
 def is_name(word: str) -> bool:
+    """Whether a word is the name of a network of ours, timm or torchvision."""
     return word in ENTRIES or timm.is_model(word.removeprefix("timm:")) or word.startswith("torchvision:")
 
 
 def split_options(model_spec: str, command: str = "") -> tuple[str, dict[str, Any]]:
-    """`resnet20:num_classes=100,widths=[12,24,48]` as the name and a dict of its options. Lists are as in TOML."""
+    """The name and the options of a spec such as `resnet20:num_classes=100,widths=[12,24,48]`, lists as in TOML."""
     name, colon, rest = model_spec.partition(":")
     if name in ("timm", "torchvision"):
         more, colon, rest = rest.partition(":")
@@ -86,7 +87,7 @@ def split_options(model_spec: str, command: str = "") -> tuple[str, dict[str, An
 
 
 def _value(text: str) -> Any:
-    """A value as TOML has it; words and what is no TOML are text."""
+    """The value of an option as TOML reads it; text that is no TOML stays text."""
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -117,19 +118,19 @@ def build_network(config: NetworkConfig, *, num_classes: int, in_chans: int, all
         if config.pretrained:
             start_from(network, torchvision.models.get_model(name, weights="DEFAULT").state_dict(), config.model)
     elif config.pretrained:
-        raise ValueError(f"recipe: nobody knows trained weights for model={config.model!r}; give them with init_from.")
+        raise ValueError(f"recipe: model={config.model!r} has no known trained weights; give them with init_from.")
     else:
         network = import_object(config.model)(**sizes, **options)
     return plainify(network, config.method, **config.options) if config.method else network
 
 
 def start_from(model: nn.Module, state: Mapping[str, Tensor], where: str) -> str:
-    """Loads weights into a model that may have another head. Returns a sentence where its head keeps fresh weights.
+    """Loads weights into a model that may have another head; returns a sentence if the head keeps fresh weights.
 
     Args:
         model: changed in place.
         state: weights by name. Only the first axis of the head's weights may differ, the number of classes.
-        where: where they are from, for messages.
+        where: their origin, for messages.
     """
     own = model.state_dict()
     wrong = [key for key in own if key not in state] + [key for key in state if key not in own]

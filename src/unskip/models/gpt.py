@@ -14,7 +14,7 @@ from timm.models import checkpoint_seq
 from torch import Tensor, nn
 
 from unskip.methods.attention import AttentionSpec, SelfAttention
-from unskip.methods.spec import BlockSpec, parts
+from unskip.methods.spec import BlockSpec, factory, parts
 from unskip.models.registry import register_backbone
 from unskip.models.staged import check_count
 from unskip.surgery import register_reader
@@ -46,6 +46,8 @@ class GPTBlock(nn.Module):
 
 
 class SkipFreeGPTBlock(SkipFreeBlock, GPTBlock):
+    """mlp(attention(norm(x))); `mlp` holds its own norm."""
+
     mlp: Any
 
     def forward(self, x: Tensor) -> Tensor:
@@ -99,7 +101,7 @@ class GPT(nn.Module):
         self.pos_embed = nn.Parameter(torch.empty(context, width))
         self.blocks = nn.Sequential(*[GPTBlock(width, heads, mlp_ratio, drop_rate) for _ in range(depth)])
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, num_classes, bias=False)
+        self.reset_classifier(num_classes)
         nn.init.normal_(self.pos_embed, std=0.02)
         for path, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -116,12 +118,20 @@ class GPT(nn.Module):
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         self.num_classes = num_classes
-        self.head = nn.Linear(self.num_features, num_classes, bias=False)
+        self.head: nn.Module = nn.Identity()
+        if num_classes:
+            self.head = nn.Linear(self.num_features, num_classes, bias=False, **factory(self.embed))
+            nn.init.normal_(self.head.weight, std=0.02)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.grad_checkpointing = enable
 
     def forward_features(self, ids: Tensor) -> Tensor:
+        if isinstance(ids, Tensor) and ids.shape[1] > self.context:  # a symbolic trace (torch.fx) has no sizes
+            raise ValueError(
+                f"GPT: a text of {ids.shape[1]} tokens came, and the network was built for context={self.context}; "
+                "give a part of it, or build the network with a longer context."
+            )
         x = self.embed(ids) + self.pos_embed[: ids.shape[1]]
         x = checkpoint_seq(self.blocks, x) if self.grad_checkpointing and self.training else self.blocks(x)
         return self.norm(x)
@@ -130,13 +140,9 @@ class GPT(nn.Module):
         return self.head(self.forward_features(ids))
 
 
-def learner_width(model: Any) -> dict[int, int]:
-    """Learners of 2.5 C hidden units: three quarters of the residual network's weights."""
-    return {model.num_features: round(2.5 * model.num_features)}
-
-
+# Learners of 2.5 C hidden units: three quarters of the residual network's weights.
 PRESETS: dict[str, dict[str, Any]] = {
-    "pnnh": {"attention": "shaped", "hidden": learner_width, "scale": 0.1},
+    "pnnh": {"attention": "shaped", "hidden": 2.5, "scale": 0.1},
     "plain": {"attention": "plain"},
     "full_carry": {"attention": "shaped", "scale": 0.1},
 }

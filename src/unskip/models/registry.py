@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from unskip._core.text import nearest
 from unskip.methods import method_options
 from unskip.models import weights
-from unskip.surgery import plainify
+from unskip.surgery.plainify import plainify
 
 Build = Callable[..., nn.Module]
 TIMM_OPTIONS = (
@@ -58,7 +58,7 @@ class Entry:
     mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN  # of the images' channels, for normalising
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD
     method: str | None = None  # makes what the builder returns skip-free; None leaves it as it is
-    presets: Mapping[str, Any] = field(default_factory=dict)  # of the method; a function makes it of what is built
+    presets: Mapping[str, Any] = field(default_factory=dict)  # options of the method that are not its defaults
     options: tuple[str, ...] = ()  # the builder's own arguments beside timm's
     paper_params: float | None = None  # millions, as the network's paper prints it
     feature_cfg: Mapping[str, Any] = field(default_factory=dict)  # how timm takes feature maps from it
@@ -89,12 +89,11 @@ class Entry:
         if pretrained:
             overlay = self._weights([name for name in kwargs if name in (*known, *self.options)], **kwargs)
             kwargs["pretrained_cfg_overlay"] = overlay
-        given = {name: kwargs.pop(name) for name in list(kwargs) if name in known}
+        options = {**self.presets} | {name: kwargs.pop(name) for name in list(kwargs) if name in known}
 
         def build(**builder_kwargs: Any) -> nn.Module:
             network = self.builder(**builder_kwargs)
-            presets = {name: preset(network) if callable(preset) else preset for name, preset in self.presets.items()}
-            return network if self.method is None else plainify(network, self.method, **(presets | given))
+            return network if self.method is None else plainify(network, self.method, **options)
 
         try:
             return build_model_with_cfg(
@@ -132,7 +131,7 @@ class Entry:
 
 
 def unexpected(error: TypeError, arguments: Collection[str]) -> str:
-    """The argument of these that a TypeError calls unexpected; '' if the error is about something else."""
+    """The argument among `arguments` that a TypeError calls unexpected; '' if the error is about something else."""
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     return found[1] if found is not None and found[1] in arguments else ""
 
@@ -171,8 +170,7 @@ def register_backbone(
         residual: whether the residual network gets a name too.
         methods: the methods to name, `method_backbone` each.
         paper: parameters that Zhang et al. 2024 prints, in millions, by method ('residual', 'plain', 'pnnh', 'dirac').
-        presets: options of a method, by method, where its name means others than its defaults; one that depends on the
-            network's sizes is a function of the residual network.
+        presets: options of a method, by method, where its name means others than its defaults.
         about: the other fields of `Entry`.
     """
     for method in (None, *methods) if residual else methods:
@@ -193,6 +191,11 @@ def create_model(name: str, pretrained: bool = False, *, method: str = "", **kwa
     with a method, that method's options: for a `pnnh_` name those of `unskip.methods.PNNH`. `method` makes any other
     network skip-free with that method, whose options are then taken too. `pretrained=True` loads the weights that come
     with the package, for names that have some; `network.pretrained_cfg["description"]` says how good they are.
+
+    Example:
+        >>> net = unskip.create_model("pnnh_resnet20", num_classes=100, in_chans=1, ratio=0.25)
+        >>> net(torch.zeros(2, 1, 32, 32)).shape  # (B, C, H, W) -> (B, classes)
+        torch.Size([2, 100])
     """
     if not isinstance(name, str):
         raise ValueError(f"create_model: name={name!r} must be text, for instance 'pnnh_resnet110'.")
@@ -202,7 +205,7 @@ def create_model(name: str, pretrained: bool = False, *, method: str = "", **kwa
             "`unskip models` lists them."
         )
     if method:
-        known = method_options(method)
+        known = ["attention", *method_options(method)]
         options = {option: kwargs.pop(option) for option in list(kwargs) if option in known}
         return plainify(create_model(name, pretrained, **kwargs), method, **options)
     try:

@@ -26,15 +26,15 @@ class StagedNet(nn.Module):
         return self.num_features
 
     def stem(self, x: Tensor) -> Tensor:
-        """What the first stage reads."""
+        """The input of the first stage."""
         return x
 
     def tail(self, x: Tensor) -> Tensor:
-        """What pooling reads, from what the last stage gives."""
+        """The input of pooling, from the output of the last stage."""
         return x
 
     def pool(self, x: Tensor) -> Tensor:
-        """The features of an image, from what the tail gives."""
+        """The features of an image, from the output of the tail."""
         raise NotImplementedError
 
     def make_classifier(self, num_classes: int) -> nn.Module:
@@ -84,8 +84,8 @@ class StagedNet(nn.Module):
         Args:
             x: images.
             indices: stages; a number n means the last n, None all.
-            norm: whether the last stage's output is what pooling reads.
-            stop_early: whether stages behind the last one asked for are left out.
+            norm: whether the last stage's output goes through the tail.
+            stop_early: whether stages after the last one in `indices` are left out.
             output_fmt: 'NCHW', the only one there is.
             intermediates_only: whether to return the list alone.
         """
@@ -104,7 +104,7 @@ class StagedNet(nn.Module):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Removes the stages behind the last of `indices`, and says which stages these are: timm's interface."""
+        """Removes the stages after the last of `indices` and returns the indices of stages: timm's interface."""
         take, last = feature_take_indices(len(self.feature_info), indices)
         shorter = self.stage_names[last + 1 :]
         for name in shorter:

@@ -2,7 +2,15 @@
 
 import importlib
 
-from unskip.reproduce.papers import PAPERS, PaperTable, paper_table, paper_tables
+from unskip.reproduce.papers import (
+    PAPERS,
+    PaperItem,
+    PaperTable,
+    items_markdown,
+    paper_items,
+    paper_table,
+    paper_tables,
+)
 from unskip.reproduce.registry import ABOUT, REPRODUCTIONS, Outcome, Reproduction, Settings, reproduce, reproduction
 
 for _name in ABOUT:  # importing a file registers what it makes
@@ -12,9 +20,12 @@ __all__ = [
     "PAPERS",
     "REPRODUCTIONS",
     "Outcome",
+    "PaperItem",
     "PaperTable",
     "Reproduction",
     "Settings",
+    "items_markdown",
+    "paper_items",
     "paper_table",
     "paper_tables",
     "reproduce",

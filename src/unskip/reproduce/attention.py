@@ -5,8 +5,9 @@ its best epoch, so that each is at its own best. `unskip.models.gpt` is the netw
 """
 
 import statistics
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,10 +17,11 @@ from matplotlib.figure import Figure
 from unskip.data.sets import load
 from unskip.io.load import load_model
 from unskip.reproduce.registry import Outcome, between, one_of, reproduction
-from unskip.reproduce.starts import Prediction, prediction_lines, predictions
-from unskip.reproduce.trained import Trained, flags, train
+from unskip.reproduce.starts import prediction_lines, predictions
+from unskip.reproduce.trained import Trained, flags, train, with_time_left
 from unskip.ship import loss_in_bits
 from unskip.train.many import Finished
+from unskip.train.optim import CAPTURABLE
 from unskip.train.recipe import Recipe, load_recipe
 
 NAME = "attention"
@@ -38,6 +40,7 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "cut": ("Cutting the Skip, ordinary MLP", "plain_gpt_small_char", {"attention": "cut"}),
 }
 COLOURS = [f"C{i}" for i in range(10)]
+CALIBRATED = 128  # texts that ranges of what layers read are taken from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +71,7 @@ class AttentionSettings(Trained):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.int8 and self.results_only:
-            raise ValueError(
-                "reproduce: int8 needs the trained weights, which results_only drops; leave one of them out."
-            )
+            raise ValueError("reproduce: int8 needs the trained weights, which results_only drops; leave one out.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,43 +123,23 @@ def recipe_of(cell: Cell, rate: float, seed: int, settings: AttentionSettings) -
         warmup_epochs=settings.warmup * epochs,
         device="auto" if settings.gpu else "cpu",
         precision="bf16" if settings.gpu else "fp32",
+        cuda_graph=settings.gpu and settings.cuda_graph and "muon" in CAPTURABLE,  # the same for all runs at once
         compile="blocks" if settings.compile else "no",
-        save_seconds=60.0,
+        keep="last",  # what is compared is the validation loss of the best epoch, which needs no weights
+        save_seconds=300.0,  # a pause saves too
     )
 
 
-CALIBRATED = 128  # texts that ranges of what layers read are taken from
-
-
-CALIBRATED = 128  # texts that ranges of what layers read are taken from
-
-
-def in_bits(folders: Mapping[Cell, Path], recipes: Mapping[str, Recipe], settings: AttentionSettings) -> list[str]:
-    """A table of losses on the validation text in float and in few bits, a line for each cell; [] unless asked for."""
-    if not settings.int8:
-        return []
-    recipe = next(iter(recipes.values()))
-    data, length = load(recipe.data, settings.data), settings.context
-    held = (data.test if data.val is None else data.val).labels
-    learnt = data.train.labels[: CALIBRATED * length]
-    count = (len(held) - 1) // length
-    test = tuple(held[start : start + count * length].view(count, length) for start in (0, 1))
-    calibrate = learnt[: len(learnt) // length * length].view(-1, length)
-    lines = ["", "| layers | row | optimizer | float | W8A8 | W8A6 |", "|---:|---|---|---:|---:|---:|"]
-    for cell, folder in folders.items():
-        model = load_model(str(folder), command="reproduce").model.eval()
-        found = loss_in_bits(model, calibrate, test)  # type: ignore[arg-type]
-        cells = (f"{loss:.4f} ({found.increase(bits):+.4f})" for bits, loss in found.quantized.items())
-        lines.append(
-            f"| {cell.depth} | {ROWS[cell.row][0]} | {cell.optimizer} | {found.exact:.4f} | {' | '.join(cells)} |"
-        )
-    about = f"Losses on {count:,} texts; linear layers in few bits (`unskip.ship.loss_in_bits`)"
-    return [*lines, "", f"{about}, ranges from {len(calibrate)} texts of the training part."]
+def best_epoch(run: Finished) -> Mapping[str, Any]:
+    """The epoch with the least validation loss, which is infinite where the run diverged."""
+    known = [row for row in run.epochs if row.get("val_loss") is not None]
+    return min(known, key=lambda row: row["val_loss"], default={"val_loss": float("inf")})
 
 
 def best(run: Finished) -> float:
-    """The validation loss of the best epoch; infinite where the run diverged."""
-    return min((row["val_loss"] for row in run.epochs if row.get("val_loss") is not None), default=float("inf"))
+    """The validation loss of the best epoch."""
+    loss: float = best_epoch(run)["val_loss"]
+    return loss
 
 
 @reproduction(NAME, settings=AttentionSettings, trains=True)
@@ -169,40 +150,73 @@ def attention(settings: AttentionSettings, folder: Path) -> Outcome:
     rates = {name: parse(getattr(settings, f"{name}_rates"), f"{name}_rates", float) for name in optimizers}
     cells = [Cell(row=row, depth=d, optimizer=o) for d in depths for o in optimizers for row in rows]
     first = {cell.name(rate, 0): recipe_of(cell, rate, 0, settings) for cell in cells for rate in rates[cell.optimizer]}
-    runs = train(first, settings, folder / "runs")
-    chosen = {c: min(rates[c.optimizer], key=lambda rate, c=c: best(runs[c.name(rate, 0)])) for c in cells}  # type: ignore[misc]
-    more = {
-        cell.name(rate, seed): recipe_of(cell, rate, seed, settings)
-        for seed in range(1, settings.seeds)
-        for cell, rate in chosen.items()
-    }
-    runs |= train(more, settings, folder / "runs") if more else {}
-    more_lines = in_bits({cell: folder / "runs" / cell.name(rate, 0) for cell, rate in chosen.items()}, first, settings)
-    return outcome(
-        settings, cells, chosen, rates, runs, predictions(first, runs, settings.data, settings.predict), more_lines
-    )
+    began = time.monotonic()
+    runs, ended = train(first, settings, folder / "runs")
+    chosen = {}
+    for cell in cells:
+        losses = {rate: best(runs[n]) for rate in rates[cell.optimizer] if (n := cell.name(rate, 0)) in runs}
+        if losses:
+            chosen[cell] = min(losses, key=lambda rate: losses[rate])
+    if ended is None:
+        more = {
+            cell.name(rate, seed): recipe_of(cell, rate, seed, settings)
+            for seed in range(1, settings.seeds)
+            for cell, rate in chosen.items()
+        }
+        found, ended = train(more, with_time_left(settings, began), folder / "runs")
+        runs |= found
+    found_of = predictions(first, runs, settings.data, settings.predict)
+    folders = {cell: folder / "runs" / cell.name(rate, 0) for cell, rate in chosen.items()}
+    extra = [*prediction_lines(found_of, settings.predict), *in_bits(folders, settings, first)]
+    shown = outcome(settings, chosen, rates, runs, extra)
+    numbers = {**shown.numbers, "predictions": {name: asdict(each) for name, each in found_of.items()}}
+    return replace(shown, ended=ended, numbers=numbers if found_of else shown.numbers)
+
+
+def in_bits(folders: Mapping[Cell, Path], settings: AttentionSettings, recipes: Mapping[str, Recipe]) -> list[str]:
+    """A table of losses on the validation text in float and in few bits, a line for each cell; [] unless asked for."""
+    if not settings.int8:
+        return []
+    data, length = load(next(iter(recipes.values())).data, settings.data), settings.context
+    held = (data.test if data.val is None else data.val).labels
+    count = (len(held) - 1) // length
+    x, y = (held[start : start + count * length].view(count, length) for start in (0, 1))
+    learnt = data.train.labels[: CALIBRATED * length]
+    calibrate = learnt[: len(learnt) // length * length].view(-1, length)
+    lines = ["", "| layers | row | optimizer | float | W8A8 | W8A6 |", "|---:|---|---|---:|---:|---:|"]
+    for cell, folder in folders.items():
+        model = load_model(str(folder), command="reproduce").model.eval()
+        found = loss_in_bits(model, calibrate, (x, y))
+        cells = (f"{loss:.4f} ({found.increase(bits):+.4f})" for bits, loss in found.quantized.items())
+        lines.append(
+            f"| {cell.depth} | {ROWS[cell.row][0]} | {cell.optimizer} | {found.exact:.4f} | {' | '.join(cells)} |"
+        )
+    about = f"Losses on {count:,} texts; linear layers in few bits (`unskip.ship.loss_in_bits`)"
+    return [*lines, "", f"{about}, ranges from {len(calibrate)} texts of the training part."]
 
 
 def outcome(
     settings: AttentionSettings,
-    cells: list[Cell],
     chosen: Mapping[Cell, float],
     rates: Mapping[str, list[float]],
     runs: Mapping[str, Finished],
-    predicted: Mapping[str, Prediction],
-    bits: list[str],
+    extra: Iterable[str] = (),
 ) -> Outcome:
+    """The table, and `extra` lines behind it."""
     lines = [
         "| layers | row | optimizer | best rate | validation loss | less residual's | training loss then | weights |",
         "|---:|---|---|---:|---:|---:|---:|---:|",
     ]
-    seeds = {cell: [runs[cell.name(rate, seed)] for seed in range(settings.seeds)] for cell, rate in chosen.items()}
+    seeds = {
+        cell: [runs[name] for seed in range(settings.seeds) if (name := cell.name(rate, seed)) in runs]
+        for cell, rate in chosen.items()
+    }
     means = {cell: statistics.fmean(map(best, of)) for cell, of in seeds.items()}
     for cell, of in seeds.items():
         losses = [best(run) for run in of]
         spread = f" ± {statistics.stdev(losses):.3f}" if len(losses) > 1 and max(losses) < float("inf") else ""
         base = min((v for c, v in means.items() if c.row == "residual" and c.depth == cell.depth), default=None)
-        trained = [min(run.epochs, key=lambda row: row["val_loss"])["loss"] for run in of if run.epochs]
+        trained = [epoch["loss"] for run in of if "loss" in (epoch := best_epoch(run))]
         weights = next((f"{run.parameters:,}" for run in of if run.parameters), "")
         lines.append(
             f"| {cell.depth} | {ROWS[cell.row][0]} | {cell.optimizer} | {chosen[cell]:g} | {means[cell]:.3f}{spread} | "
@@ -213,74 +227,61 @@ def outcome(
     about = (
         f"Width {settings.width}, context {settings.context}, batch {settings.batch}, {settings.epochs} epochs, "
         f"{settings.seeds} seeds at each row's best rate; ± is the standard deviation over them. Losses are means over "
-        "tokens in nats, of the best epoch on validation."
+        f"tokens in nats, of the best epoch on validation. {len(runs)} runs are done."
     )
     command = f"`unskip reproduce {NAME} {flags(settings)}`: {seconds:.0f} s of training in all."
     grid = {
         name: {"losses": [row.get("val_loss") for row in run.epochs], "seconds": run.seconds, "loss": best(run)}
         for name, run in runs.items()
     }
-    found = [*prediction_lines(predicted, settings.predict), *bits]
-    numbers: dict[str, Any] = {"runs": grid, "parameters": {name: run.parameters for name, run in runs.items()}}
-    if predicted:
-        numbers["predictions"] = {name: asdict(each) for name, each in predicted.items()}
     return Outcome(
-        lines=(*lines, about, *found),
-        numbers=numbers,
+        lines=(*lines, about, *extra),
+        numbers={"runs": grid, "parameters": {name: run.parameters for name, run in runs.items()}},
         readme=(
-            about,
-            "",
-            *lines,
-            *found,
-            "",
-            "## How",
-            command,
+            *(about, "", *lines, *extra, "", "## How", command),
             "`results.json` has the losses of every epoch of every run.",
         ),
-        figure=draw(cells, rates, runs),
+        figure=draw(chosen, rates, runs) if chosen else None,
     )
 
 
-def draw(cells: list[Cell], rates: Mapping[str, list[float]], runs: Mapping[str, Finished]) -> Figure:
-    """The best validation loss over the depth at each row's best rate, where there are several depths.
+def draw(cells: Iterable[Cell], rates: Mapping[str, list[float]], runs: Mapping[str, Finished]) -> Figure:
+    """The best validation loss over the depth, a panel for each optimizer, where there are several depths.
 
-    Below it, where there are several learning rates, the loss over them, a panel for each depth and optimizer.
+    Below it, or alone, the loss over the learning rate, a panel for each depth and optimizer.
     """
-    depths, optimizers = sorted({cell.depth for cell in cells}), list(dict.fromkeys(cell.optimizer for cell in cells))
-    panels = [(depth, optimizer) for optimizer in optimizers for depth in depths]
-    rows = [
-        kind for kind, there in (("depth", len(depths) > 1), ("rate", any(len(r) > 1 for r in rates.values()))) if there
-    ]
-    rows = rows or ["rate"]
-    wide = max(len(optimizers) if kind == "depth" else len(panels) for kind in rows)
-    figure = Figure(figsize=(max(4.6, 3.2 * wide), 3.8 * len(rows)), dpi=120, layout="constrained")
-    parts = dict(zip(rows, figure.subfigures(len(rows), 1, squeeze=False)[:, 0], strict=True))
+    cells = list(cells)
+    panels = list(dict.fromkeys((cell.depth, cell.optimizer) for cell in cells))
+    optimizers, depths = list(dict.fromkeys(o for _, o in panels)), sorted({depth for depth, _ in panels})
+    figure = Figure(figsize=(4.2 * max(len(panels), 1), 3.8 * (1 + (len(depths) > 1))), dpi=120, layout="constrained")
+    *above, below = figure.subfigures(1 + (len(depths) > 1), 1, squeeze=False)[:, 0]
 
-    def lowest(cell: Cell) -> float:
-        return min(best(runs[cell.name(rate, 0)]) for rate in rates[cell.optimizer])
+    def losses_of(cell: Cell) -> dict[float, float]:
+        return {rate: best(runs[n]) for rate in rates[cell.optimizer] if (n := cell.name(rate, 0)) in runs}
 
-    def line(place: Axes, row: str, xs: list[float], ys: list[float]) -> None:
-        place.plot(xs, ys, "o-", ms=4, lw=1.4, label=row, color=COLOURS[list(ROWS).index(row)])
+    def line(place: Axes, row: str, points: Mapping[Any, float]) -> None:
+        colour = COLOURS[list(ROWS).index(row)]
+        place.plot([*points], [*points.values()], "o-", ms=4, lw=1.4, label=row, color=colour)
+        place.grid(color="#e5e7eb")
 
-    names = list(dict.fromkeys(cell.row for cell in cells))
-    for kind, part in parts.items():
-        shown = [(0, optimizer) for optimizer in optimizers] if kind == "depth" else panels
-        axes = part.subplots(1, len(shown), squeeze=False, sharey=True)[0]
-        for place, (depth, optimizer) in zip(axes, shown, strict=True):
-            for row in names:
-                own = {cell.depth: cell for cell in cells if (cell.row, cell.optimizer) == (row, optimizer)}
-                if kind == "depth":
-                    line(place, row, [*map(float, depths)], [lowest(own[d]) for d in depths])
-                else:
-                    losses = [best(runs[own[depth].name(rate, 0)]) for rate in rates[optimizer]]
-                    line(place, row, rates[optimizer], losses)
-            if kind == "depth":
-                place.set(title=optimizer, xscale="log", xlabel="layers")
-                place.set_xticks(depths, labels=map(str, depths))
-                place.minorticks_off()
-            else:
-                place.set(title=f"{depth} layers, {optimizer}", xscale="log", xlabel="learning rate")
-            place.grid(color="#e5e7eb")
-        axes[0].set_ylabel("validation loss (nats)")
-        axes[-1].legend(frameon=False, fontsize=7)
+    for part in above:
+        for place, optimizer in zip(
+            part.subplots(1, len(optimizers), squeeze=False, sharey=True)[0], optimizers, strict=True
+        ):
+            for row in dict.fromkeys(cell.row for cell in cells):
+                own = sorted((c for c in cells if (c.row, c.optimizer) == (row, optimizer)), key=lambda c: c.depth)
+                line(place, row, {cell.depth: min(losses_of(cell).values()) for cell in own})
+            place.set(title=f"{optimizer}, best rate", xscale="log", xlabel="layers")
+            place.set_xticks(depths, labels=[*map(str, depths)])
+            place.minorticks_off()
+    for place, (depth, optimizer) in zip(
+        below.subplots(1, len(panels), squeeze=False, sharey=True)[0], panels, strict=True
+    ):
+        for cell in cells:
+            if (cell.depth, cell.optimizer) == (depth, optimizer):
+                line(place, cell.row, losses_of(cell))
+        place.set(title=f"{depth} layers, {optimizer}", xscale="log", xlabel="learning rate")
+    for part in (*above, below):
+        part.axes[0].set_ylabel("validation loss (nats)")
+        part.axes[-1].legend(frameon=False, fontsize=7)
     return figure

@@ -221,9 +221,9 @@ def conditioning() -> Iterator[Row]:
     change = float(np.linalg.norm(moved - W, 2) / np.linalg.norm(W, 2))
     printed, ours = (theory.relative_change_bound(kappa, eta, first_order=first) for first in (True, False))
     yield Row("plainnet Prop. 1, ‖ΔW‖/‖W‖ at κ η = ½ (both bounds)", printed, ours, change)
-    H = normal(8, 1) @ normal(1, 64)
-    rank = float(torch.linalg.matrix_rank(torch.tanh(normal(8, 8) @ H)))
-    yield Row("plainnet Lemma 1, rank of tanh(W H) for H of rank 1", 1.0, 8.0, rank)
+    H = normal(8, 2) @ normal(2, 64)
+    rank = float(torch.linalg.matrix_rank(torch.relu(normal(8, 8) @ H)))
+    yield Row("plainnet Lemma 1, rank of ReLU(W H) for H of rank 2", 2.0, 8.0, rank)
 
 
 def interlayer() -> Iterator[Row]:

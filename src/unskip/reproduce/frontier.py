@@ -7,7 +7,7 @@ those without skips, trained by one recipe (frontier.toml has the networks):
     --step bench    training images/s and peak memory, compiled, 224 px, the same stem on all sides
     --step count    parameters, MACs and peak of activations of the plain form, one image of 224 px
     --step latency  of the plain form, one image in onnxruntime on one thread of a CPU
-    --step show     nothing
+    --step show     measures nothing, and shows what is there
 
 Each step goes on where it stopped, in OUT/frontier, and then writes what is there: README.md, results.json,
 frontier.csv and, for each data set and length, three pictures. What is chosen is chosen by validation images; test
@@ -49,7 +49,7 @@ from unskip.reproduce.frontier_columns import (
 from unskip.reproduce.registry import Outcome, as_png, one_of, reproduction
 from unskip.reproduce.trained import Trained, flags, run_recipe, train, versions
 from unskip.train.checkpoint import write_atomically
-from unskip.train.many import Finished, finished
+from unskip.train.many import finished
 from unskip.train.recipe import Recipe, load_recipe
 from unskip.train.trainer import TrainingInterrupted
 
@@ -109,7 +109,9 @@ class FrontierSettings(Trained):
     )
     results_only: Annotated[bool, "keep the results of finished runs alone, without weights"] = True
     columns: Annotated[Path | None, "frontier.csv of an earlier record, for columns that are not measured here"] = None
-    page: Annotated[Path | None, "a folder for frontier.md and its pictures, once all columns are there"] = None
+    page: Annotated[Path | None, "a folder for frontier.md and its pictures, of the networks that have all columns"] = (
+        None
+    )
 
 
 def runs_folder(folder: Path, dataset: str, length: str) -> Path:
@@ -165,7 +167,9 @@ def train_networks(settings: FrontierSettings, chosen: Sequence[str], folder: Pa
         for name in chosen:
             recipe = base.replace(model=NETWORKS[name], method="", options={})
             recipes[f"{name}_s{seed}"] = run_recipe(recipe, settings, seed, dataset=recipe.data.dataset)
-    train(recipes, settings, runs_folder(folder, settings.dataset, settings.length))
+    _, ended = train(recipes, settings, runs_folder(folder, settings.dataset, settings.length))
+    if ended is not None:
+        raise ended
 
 
 def bench_networks(settings: FrontierSettings, chosen: Sequence[str], folder: Path) -> None:
@@ -191,6 +195,7 @@ def bench_networks(settings: FrontierSettings, chosen: Sequence[str], folder: Pa
         compile_workers=settings.at_once or (16 if settings.gpu else 0),
     )
     began, longest = time.monotonic(), 0.0
+    failed: dict[str, str] = {}
     for i in range(groups):
         group = left[i::groups]  # large and small ones in each
         start = time.monotonic()
@@ -200,10 +205,20 @@ def bench_networks(settings: FrontierSettings, chosen: Sequence[str], folder: Pa
         if len(specs) < 2:
             specs |= dict.fromkeys([NETWORKS["resnet18"]])
         found = training_columns(list(specs), setting)
-        longest = max(longest, time.monotonic() - start)
+        seconds = time.monotonic() - start
+        longest = max(longest, seconds)
         for name in group:
-            about = {"device": device_name(settings), "torch": torch.__version__, "seconds": round(longest, 1)}
-            write_json(folder / f"{name}.json", {**found[NETWORKS[name]], "about": about})
+            columns = found[NETWORKS[name]]
+            if error := columns.pop("train_error"):
+                failed[name] = error
+                continue
+            about = {"device": device_name(settings), "torch": torch.__version__, "seconds": round(seconds, 1)}
+            write_json(folder / f"{name}.json", {**columns, "about": about})
+    if failed:
+        reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
+        raise ValueError(
+            f"reproduce: {len(failed)} networks could not be timed, and the same command tries them again: {reasons}"
+        )
 
 
 def measure_each(
@@ -283,13 +298,8 @@ def trained_columns(folder: Path, name: str, prefix: str) -> dict[str, Any]:
     if not runs:
         return {}
     columns: dict[str, Any] = {f"{prefix}-n": len(runs), f"{prefix}-diverged": sum(r.test_error is None for r in runs)}
-    values: dict[str, Callable[[Finished], float | None]] = {
-        "test_error": lambda run: run.test_error,
-        "val_error": lambda run: run.val_error,
-        "val_loss": lambda run: run.val_loss,
-    }
-    for key, value in values.items():
-        found = [number for run in runs if (number := value(run)) is not None]
+    for key in ("test_error", "val_error", "val_loss"):
+        found = [number for run in runs if (number := getattr(run, key)) is not None]
         if found:
             columns[f"{prefix}-{key}"] = statistics.fmean(found)
             columns[f"{prefix}-{key}_sd"] = statistics.stdev(found) if len(found) > 1 else None
@@ -579,27 +589,27 @@ def _overlaps(a: tuple[float, float, float, float], b: tuple[float, float, float
 # ---------------------------------------------------------------- the page
 
 
-def recommended(table: Mapping[str, Mapping[str, Any]], error: str) -> list[str]:
-    """For each budget the networks of its frontier: the best within what each of them costs."""
+def recommended(table: Mapping[str, Mapping[str, Any]], key: str) -> list[str]:
+    """For each budget the networks of its frontier by validation error, with their test errors."""
     lines = ["| budget | best networks, from the cheapest to the most accurate: cost, test error % |", "|---|---|"]
     for name, cost in BUDGETS.items():
-        at = points(table, cost, error)
-        cells = [f"{n} ({abs(at[n][0]):,.4g}: {at[n][1]:.2f})" for n in pareto(at)]
+        at = points(table, cost, f"{key}-val_error")
+        cells = [f"{n} ({abs(at[n][0]):,.4g}: {table[n][f'{key}-test_error']:.2f})" for n in pareto(at)]
         if cells:
             lines.append(f"| {name}: {cost.label} | {', '.join(cells)} |")
     return lines
 
 
 def write_page(folder: Path, table: Mapping[str, Mapping[str, Any]], files: Mapping[str, bytes]) -> None:
-    """Writes frontier.md and its pictures; refused while a column of the main comparison is empty."""
+    """Writes frontier.md and its pictures, with the networks that have all columns of the main comparison."""
     main = "tinyimagenet32-short"
     needed = [cost.column for cost in BUDGETS.values()] + [f"{main}-test_error"]
-    empty = {column: [n for n, row in table.items() if row.get(column) is None] for column in needed}
-    gaps = "; ".join(
-        f"{column} of {', '.join(lost[:3])}{', ...' if len(lost) > 3 else ''}" for column, lost in empty.items() if lost
-    )
-    if gaps:
-        raise ValueError(f"reproduce: --page would have empty cells: {gaps}. Measure them first, or leave --page out.")
+    whole = {name: row for name, row in table.items() if all(row.get(column) is not None for column in needed)}
+    if len(whole) < 2:
+        raise ValueError(
+            f"reproduce: --page compares networks with all of {', '.join(needed)}, and {len(whole)} of {len(table)} "
+            "have them. Measure more first, or leave --page out."
+        )
     keys = [
         key
         for key in (f"{d}-{n}" for d in ("tinyimagenet32", "imagenette64") for n in LENGTHS)
@@ -611,12 +621,15 @@ def write_page(folder: Path, table: Mapping[str, Mapping[str, Any]], files: Mapp
         "All networks have one recipe, one stem and equal epochs. The line joins those that no other beats in both.",
         "",
     ]
-    text += ["## Recommended", "", *recommended(table, f"{main}-test_error"), ""]
+    if left := [name for name in table if name not in whole]:
+        text += [f"Not measured in all of this yet, and not in the tables: {', '.join(left)}.", ""]
+    text += ["## Recommended", "", *recommended(whole, main), ""]
     for key in keys:
         text += [f"## {key}", ""]
-        text += [f"![{key}, error against {budget}](figures/frontier-{key}-{budget}.png)\n" for budget in COSTS]
-        text += [*error_table(table, key), ""]
-    text += ["## What they cost", "", *cost_table(table), ""]
+        drawn = [budget for budget in COSTS if f"{key}-{budget}.png" in files]
+        text += [f"![{key}, error against {budget}](figures/frontier-{key}-{budget}.png)\n" for budget in drawn]
+        text += [*error_table(whole, key), ""]
+    text += ["## What they cost", "", *cost_table(whole), ""]
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     (folder / "frontier.md").write_text("\n".join(text), encoding="utf-8")
     for name, content in files.items():

@@ -33,19 +33,25 @@ Cushions = list[dict[str, NDArray[np.float32]]]  # by block and measure, one num
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure3(Settings):
-    """What can be set."""
+class TrainedPair(Settings):
+    """What can be set about a trained simplified plain network and a trained simplified ResNet."""
 
     plain: Annotated[Path | None, "weights of a trained simplified plain network (safetensors); none: train one"] = None
     residual: Annotated[Path | None, "weights of a trained simplified ResNet (safetensors); none: train one"] = None
     depth: Annotated[int, "layers of both networks: 20, 32 or 44", one_of(20, 32, 44)] = 20
-    layer: Annotated[int, "the layer of the histogram, counted from the stem as 1"] = 10
-    images: Annotated[int, "test images", between(2, 1_000_000)] = 1000
     dataset: Dataset = "digits"
     data: DataPath = None
     size: Annotated[int, "side in px that images are brought to; 0: as they come", between(0, 1024)] = 0
     epochs: Annotated[int, "epochs of training, where no weights are given", between(1, 1_000_000)] = 20
     seed: Annotated[int, "seed of training, where no weights are given", SEED] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure3(TrainedPair):
+    """What can be set."""
+
+    layer: Annotated[int, "the layer of the histogram, counted from the stem as 1"] = 10
+    images: Annotated[int, "test images", between(2, 1_000_000)] = 1000
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,7 +59,7 @@ class Figure3(Settings):
             raise ValueError(f"reproduce: layer={self.layer} must be a block, 2 to {self.depth - 1}.")
 
 
-def trained(name: str, weights: Path | None, data: DataSet, settings: Figure3) -> tuple[nn.Module, str]:
+def trained(name: str, weights: Path | None, data: DataSet, settings: TrainedPair) -> tuple[nn.Module, str]:
     """The model with its trained weights, and where these come from in words."""
     if weights is None:
         from unskip.train import run  # Accelerate takes seconds to import

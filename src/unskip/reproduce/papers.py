@@ -22,7 +22,14 @@ from types import MappingProxyType
 
 from unskip._core.text import nearest
 
-PAPERS = ("pnnh", "noise_stability", "plainnet", "seqnet")
+STATES = ("made", "refuted", "open", "needs ImageNet", "needs COCO", "nothing to run")
+AUTHORS = {
+    "pnnh": "Zhang et al. 2024",
+    "noise_stability": "Yu and Tomasi 2019",
+    "plainnet": "Oyedotun et al. 2020",
+    "seqnet": "Hu",
+}
+PAPERS = tuple(AUTHORS)
 Cell = str | int | float | bool | None
 
 
@@ -112,3 +119,37 @@ def paper_tables(paper: str) -> Mapping[str, PaperTable]:
             rows=tuple(rows),
         )
     return MappingProxyType(tables)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperItem:
+    """A table or figure of a paper, and where its reproduction stands."""
+
+    paper: str  # one of PAPERS
+    item: str  # "Table 1", "Figure 1 (left)"
+    about: str  # what it shows
+    state: str  # one of STATES
+    command: str = ""  # what makes it
+    record: str = ""  # a folder of benchmarks/records
+    note: str = ""  # what is missing, smaller or different; what refutes it
+
+    @property
+    def source(self) -> str:
+        return f"{AUTHORS[self.paper]}, {self.item}"
+
+
+@cache
+def paper_items() -> tuple[PaperItem, ...]:
+    """Every table and figure of the four papers, in the papers' order."""
+    text = (resources.files("unskip") / "reproduce" / "papers_list.toml").read_text(encoding="utf-8")
+    return tuple(PaperItem(**item) for item in tomllib.loads(text)["items"])
+
+
+def items_markdown() -> list[str]:
+    """`paper_items` as the table of docs/figures.md."""
+    lines = ["| | what | state | made by | record | note |", "|---|---|---|---|---|---|"]
+    for item in paper_items():
+        command, record = (f"`{word}`" if word else "" for word in (item.command, item.record))
+        about = item.about.replace("|", "\\|")
+        lines.append(f"| {item.source} | {about} | {item.state} | {command} | {record} | {item.note} |")
+    return lines

@@ -9,6 +9,7 @@ The paper mentions no schedule. `--schedule constant` takes its range for rates 
 range that the rate falls through, from the chosen one to 0.0001.
 """
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,7 @@ from typing import Annotated
 from unskip.reproduce.images import IN_MEMORY
 from unskip.reproduce.papers import paper_table
 from unskip.reproduce.registry import Outcome, between, one_of, reproduction
-from unskip.reproduce.trained import Row, Trained, chosen, run_recipe, train, train_table
+from unskip.reproduce.trained import Row, Trained, chosen, run_recipe, train, train_table, with_time_left
 from unskip.train.recipe import load_recipe
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # the paper's range, two to a decade
@@ -67,7 +68,14 @@ def select_rates(rows: list[Row], settings: Table2, folder: Path) -> dict[str, f
         if row.recipe is not None
         for lr in RATES
     }
-    runs = train(recipes, settings, folder / "select")
+    runs, ended = train(recipes, settings, folder / "select")
+    if ended is not None:
+        raise ended
+    if len(runs) < len(recipes):
+        raise ValueError(
+            f"reproduce: {len(recipes) - len(runs)} of the {len(recipes)} runs that choose the learning rates are not "
+            "in the folder; leave --no-train out."
+        )
 
     def error(row: Row, lr: float) -> float:
         found = runs[f"{row.name} lr {lr:g}"].val_error
@@ -79,6 +87,7 @@ def select_rates(rows: list[Row], settings: Table2, folder: Path) -> dict[str, f
 @reproduction("plainnet-table2", settings=Table2, trains=True)
 def table2(settings: Table2, folder: Path) -> Outcome:
     rows = chosen(table2_rows(settings), settings)
+    began = time.monotonic()
     rates = select_rates(rows, settings, folder)
     at_rate = []
     for row in rows:
@@ -89,4 +98,5 @@ def table2(settings: Table2, folder: Path) -> Outcome:
         f"{settings.depth} layers, {settings.schedule} rate, chosen on validation after {settings.select_epochs} "
         f"epochs: {', '.join(f'{name} {lr:g}' for name, lr in rates.items())}."
     )
-    return train_table("plainnet-table2", settings, at_rate, folder).outcome([finding], datasets=("npz",))
+    table = train_table("plainnet-table2", with_time_left(settings, began), at_rate, folder)
+    return replace(table, settings=settings).outcome([finding], datasets=("npz",))

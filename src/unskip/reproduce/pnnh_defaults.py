@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from unskip.reproduce.registry import Outcome, between, one_of, reproduction
-from unskip.reproduce.trained import Row, Trained, chosen, flags, mean, run_recipe, train, versions
-from unskip.train.many import Finished
+from unskip.reproduce.trained import Row, Trained, flags, mean, train_table, versions
 from unskip.train.recipe import load_recipe
 
 FAMILIES = ("resnet18", "resnet34", "resnet50", "mobilenetv2")
@@ -64,18 +63,8 @@ def defaults_rows(families: str) -> list[Row]:
 
 @reproduction("pnnh-defaults", settings=Defaults, trains=True)
 def defaults(settings: Defaults, folder: Path) -> Outcome:
-    rows = chosen(defaults_rows(settings.families), settings)
-    recipes = {
-        f"{row.name}_s{seed}": run_recipe(row.recipe, settings, seed)
-        for seed in range(settings.seeds)
-        for row in rows
-        if row.recipe is not None
-    }
-    done = train(recipes, settings, folder / "runs")
-    runs = {
-        row.name: [done[name] for seed in range(settings.seeds) if (name := f"{row.name}_s{seed}") in done]
-        for row in rows
-    }
+    table = train_table("pnnh-defaults", settings, defaults_rows(settings.families), folder)
+    rows, runs = table.rows, table.runs
     lines = ["| setting | runs | validation error % | validation loss |", "|---|---:|---:|---:|"]
     lines += [
         f"| {row.label} | {len(runs[row.name])} | {mean([run.val_error for run in runs[row.name]])} "
@@ -84,8 +73,11 @@ def defaults(settings: Defaults, folder: Path) -> Outcome:
     ]
     found = []
     for family in FAMILIES:
-        losses = {row.label: _losses(runs[row.name]) for row in rows if row.label.startswith(f"{family}:")}
-        known = {label: statistics.fmean(values) for label, values in losses.items() if values}
+        known: dict[str, float] = {}
+        for row in rows:
+            losses = [run.val_loss for run in runs[row.name] if run.val_loss is not None]
+            if losses and row.label.startswith(f"{family}:"):
+                known[row.label] = statistics.fmean(losses)
         if known:
             best = min(known, key=lambda label: known[label])
             found.append(f"Least validation loss, {best} ({known[best]:.3f}).")
@@ -96,8 +88,5 @@ def defaults(settings: Defaults, folder: Path) -> Outcome:
         lines=(*lines, *found),
         numbers={"rows": numbers, "versions": about},
         readme=(*lines, "", *found, "", "## How", how),
+        ended=table.ended,
     )
-
-
-def _losses(runs: list[Finished]) -> list[float]:
-    return [run.val_loss for run in runs if run.val_loss is not None]

@@ -47,8 +47,8 @@ def table4_rows(method: str, depth: int) -> list[Row]:
 @reproduction("pnnh-table4", settings=Table4, trains=True)
 def table4(settings: Table4, folder: Path) -> Outcome:
     table = train_table("pnnh-table4", settings, table4_rows(settings.method, settings.depth), folder)
-    means = {row.label: table.mean(row.name) for row in table.rows}
-    order = sorted(means, key=lambda label: (means[label] is None, means[label]))
+    means = {row.label: mean for row in table.rows if (mean := table.mean(row.name)) is not None}
+    order = sorted(means, key=lambda label: means[label])
     return table.outcome(
         [f"From best to worst, method {settings.method}, {settings.depth} layers: {', '.join(order)}."]
     )

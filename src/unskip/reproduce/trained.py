@@ -9,11 +9,11 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 from matplotlib.figure import Figure
@@ -27,6 +27,7 @@ from unskip.reproduce.papers import Cell
 from unskip.reproduce.registry import Outcome, Settings, between, one_of
 from unskip.train.many import Finished, finished, run_many
 from unskip.train.recipe import Recipe
+from unskip.train.trainer import TrainingInterrupted
 
 EPOCHS = between(1, 1_000_000, "; leave it out for the paper's number")
 DECAY = between(0, 100, "; leave it out for the paper's")
@@ -55,6 +56,7 @@ class Trained(Settings):
     results_only: Annotated[bool, "keep the results of finished runs alone, without weights; a few KB each"] = False
     train: Annotated[bool, "train what is left; without it the table is of the runs that are there"] = True
     take_over: Annotated[bool, "continue runs that a process of another host has locked and left"] = False
+    cuda_graph: Annotated[bool, "record each update as a CUDA graph, on a GPU"] = True
     compile: Annotated[
         bool, "compile blocks with torch.compile, which takes its time for each network and is repaid by long runs"
     ] = False
@@ -67,6 +69,9 @@ class Trained(Settings):
     @property
     def gpu(self) -> bool:
         return self.device != "cpu" and torch.cuda.is_available()
+
+
+T = TypeVar("T", bound=Trained)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +104,7 @@ def run_recipe(recipe: Recipe, settings: Trained, seed: int, *, dataset: str = "
         seed=seed,
         device="auto" if settings.gpu else "cpu",
         precision=recipe.run.precision if settings.gpu else "fp32",
-        cuda_graph=settings.gpu,
+        cuda_graph=settings.gpu and settings.cuda_graph,
         compile="blocks" if settings.compile else "no",
         save_seconds=300.0,  # a pause saves too
     )
@@ -115,16 +120,36 @@ def chosen(rows: Sequence[Row], settings: Trained) -> list[Row]:
     return [row for row in rows if row.name in names or (row.recipe is None and not settings.rows)]
 
 
-def train(recipes: Mapping[str, Recipe], settings: Trained, folder: Path) -> dict[str, Finished]:
-    """Trains all recipes, several at once, reports progress on stderr, and accounts for the time in calls.jsonl."""
-    if not settings.train:
-        found = {name: finished(folder / name) for name in recipes}
-        return {name: run for name, run in found.items() if run is not None}
+def train(
+    recipes: Mapping[str, Recipe], settings: Trained, folder: Path
+) -> tuple[dict[str, Finished], TrainingInterrupted | None]:
+    """Trains all recipes, several at once, reports progress on stderr, and accounts for the time in calls.jsonl.
+
+    Returns the finished runs and, where training was stopped before the end of all, what to raise once they are shown.
+    """
+    ended: TrainingInterrupted | None = None
+    if settings.train and recipes:
+        try:
+            _train(recipes, settings, folder)
+        except TrainingInterrupted as pause:
+            ended = pause
+    found = {name: finished(folder / name) for name in recipes}
+    return {name: run for name, run in found.items() if run is not None}, ended
+
+
+def with_time_left(settings: T, began: float) -> T:
+    """The settings of a second training in one call, which began at this time.monotonic()."""
+    if settings.minutes is None:
+        return settings
+    return replace(settings, minutes=max(0.0, settings.minutes - (time.monotonic() - began) / 60))
+
+
+def _train(recipes: Mapping[str, Recipe], settings: Trained, folder: Path) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     at_once = settings.at_once or (8 if settings.gpu else 1)
     began = time.perf_counter()
     try:
-        return run_many(
+        run_many(
             recipes,
             folder,
             data_dir=settings.data,
@@ -196,6 +221,7 @@ class TrainedTable:
     settings: Trained
     rows: Sequence[Row]
     runs: Mapping[str, Sequence[Finished]]  # by row, one for each seed
+    ended: TrainingInterrupted | None = None  # time was up before all of them
 
     def mean(self, row: str) -> float | None:
         """The mean test error of a row in percent; None where it was not run or diverged."""
@@ -277,6 +303,7 @@ class TrainedTable:
             numbers={"rows": rows, "versions": about_run},
             readme=tuple(readme),
             figure=figure,
+            ended=self.ended,
         )
 
 
@@ -289,13 +316,13 @@ def train_table(name: str, settings: Trained, rows: Sequence[Row], folder: Path)
         for row in rows
         if row.recipe is not None
     }
-    done = train(recipes, settings, folder / "runs")
+    done, ended = train(recipes, settings, folder / "runs")
     runs = {
         row.name: [run for seed in range(settings.seeds) if (run := done.get(f"{row.name}_s{seed}")) is not None]
         for row in rows
         if row.recipe is not None
     }
-    return TrainedTable(name, settings, rows, runs)
+    return TrainedTable(name, settings, rows, runs, ended)
 
 
 def flags(settings: Trained) -> str:

@@ -48,6 +48,15 @@ def convert(
     Raises:
         ValueError: with the path of what has no exact form, with the cost where that is above the limit, or with the
             errors where the two networks differ.
+
+    Example:
+        >>> trained = unskip.create_model("resnet20").eval()
+        >>> plain = unskip.convert(trained)
+        >>> plain(torch.zeros(2, 3, 32, 32)).shape  # (B, C, H, W) -> (B, classes), as before
+        torch.Size([2, 10])
+        >>> print(plain.conversion)
+        the same function to ... in float64 and ... as stored
+        one image of 3 x 32 x 32 ...
     """
     how = resolve_method(method, options)
     if not getattr(how, "exact", False):
@@ -57,7 +66,7 @@ def convert(
         )
     model = checked_model("convert", model)
     plain = plainify(model, how, strict=strict, example=example)
-    check = check_stored("plainify", model, plain, find_example("plainify", plain, example))
+    check = check_stored("plainify", model, plain, find_example("plainify", model, example, plain))
     exact = plain.surgery.exact  # type: ignore[union-attr]
     plain.conversion = Conversion(cost=compare(model, plain, example), exact=exact, check=check)  # type: ignore[assignment, arg-type]
     return plain

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from unskip._core.layers import behaves_as
 from unskip._core.modules import copied
-from unskip.ship.fake_quant import fake_quantized, rounded, sqnr, weighted_layers
+from unskip.ship.fake_quant import fake_quantized, rounded, run_watched, sqnr, weighted_layers
 from unskip.surgery.tracing import TraceStep, trace
 
 LAYERS = ("conv2d", "linear")
@@ -48,13 +48,7 @@ def equalize(model: nn.Module, inputs: Tensor) -> nn.Module:
         r = args[0].abs().transpose(0, 1).flatten(1).amax(1)
         largest[layer] = torch.maximum(largest.get(layer, r), r)
 
-    handles = [second.register_forward_pre_hook(watch) for _, second in pairs]
-    try:
-        for chunk in inputs.split(64):
-            model(chunk.clone())
-    finally:
-        for handle in handles:
-            handle.remove()
+    run_watched(model, inputs, [second.register_forward_pre_hook(watch) for _, second in pairs])
     for first, second in pairs:
         _scale(first, second, scales(largest[second], second))
     x = inputs[:64]
@@ -122,7 +116,6 @@ def bias_shifts(model: nn.Module, inputs: Tensor, bits: int) -> dict[str, Tensor
     """For each layer with a bias, by path: -E[(Q(W) - W) x], which takes back what rounding W shifts the mean by."""
     layers = {layer: path for path, layer in weighted_layers(model) if layer.bias is not None}
     sums: dict[str, Tensor] = {}
-    count = 0
 
     def watch(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         assert isinstance(layer, nn.Conv2d | nn.Linear)
@@ -132,15 +125,8 @@ def bias_shifts(model: nn.Module, inputs: Tensor, bits: int) -> dict[str, Tensor
         path = layers[layer]
         sums[path] = sums.get(path, torch.zeros(())) - len(args[0]) * shift.mean(axes)
 
-    handles = [layer.register_forward_hook(watch) for layer in layers]
-    try:
-        for chunk in inputs.split(64):
-            model(chunk.clone())
-            count += len(chunk)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return {path: total / count for path, total in sums.items()}
+    run_watched(model, inputs, [layer.register_forward_hook(watch) for layer in layers])
+    return {path: total / len(inputs) for path, total in sums.items()}
 
 
 @torch.no_grad()

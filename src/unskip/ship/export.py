@@ -107,6 +107,11 @@ def export(
     Raises:
         ValueError: something that was given is wrong, or the file would not be the network's function; then there is
             no file, or still the old one.
+
+    Example:
+        >>> plain = unskip.fold(unskip.create_model("pnnh_resnet20").eval())
+        >>> print(unskip.export(plain, "net.onnx", example=torch.zeros(1, 3, 32, 32)))  # (B, C, H, W), B is free
+        net.onnx: ONNX, opset 18, 268,346 weights, ...
     """
     if isinstance(opset, bool) or not isinstance(opset, int):
         raise ValueError(f"export: opset={opset!r} must be a whole number, for instance {OPSET}.")

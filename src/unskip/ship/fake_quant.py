@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from unskip._core.layers import behaves_as, has_ordinary_weight
 from unskip._core.modules import copied
@@ -94,13 +95,7 @@ def fake_quantized(model: nn.Module, inputs: Tensor, *, bits: int = 8, activatio
     layers = [layer for _, layer in weighted_layers(model)]
     if not layers:
         raise ValueError(f"fake_quantized: {type(model).__name__} has no ordinary convolution or linear layer.")
-    handles = [layer.register_forward_pre_hook(watch) for layer in layers]
-    try:
-        for chunk in inputs.split(64):
-            model(chunk.clone())
-    finally:
-        for handle in handles:
-            handle.remove()
+    run_watched(model, inputs, [layer.register_forward_pre_hook(watch) for layer in layers])
     quantized = {
         layer: FakeQuantized(layer, *ranges[layer], bits, activation_bits).train(layer.training)
         for layer in layers
@@ -111,6 +106,16 @@ def fake_quantized(model: nn.Module, inputs: Tensor, *, bits: int = 8, activatio
     for parent in list(model.modules()):
         parent._modules.update({name: quantized[m] for name, m in parent._modules.items() if m in quantized})
     return model
+
+
+def run_watched(model: nn.Module, inputs: Tensor, handles: list[RemovableHandle]) -> None:
+    """Runs a model on inputs, 64 at a time, for the hooks with these handles, and removes them."""
+    try:
+        for chunk in inputs.split(64):
+            model(chunk.clone())
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def without_fake_quant(model: nn.Module) -> nn.Module:

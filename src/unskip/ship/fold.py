@@ -75,6 +75,13 @@ def fold(model: nn.Module, form: Form = "dense", *, example: Tensor | None = Non
 
     Raises:
         ValueError: with the path of whatever can't be folded exactly.
+
+    Example:
+        >>> plain = unskip.fold(unskip.create_model("pnnh_resnet20").eval())
+        >>> plain(torch.zeros(2, 3, 32, 32)).shape  # (B, C, H, W) -> (B, classes), as before
+        torch.Size([2, 10])
+        >>> plain.folding.check.ok(1e-4)
+        True
     """
     if form not in get_args(Form):
         raise ValueError(f"fold: form={form!r} must be 'dense' or 'fast'.")

@@ -23,14 +23,26 @@ import torch
 from torch import Tensor, nn
 
 from unskip._core.files import check_free, write_atomically
-from unskip._core.modules import checked_model, copied
+from unskip._core.modules import checked_model
 from unskip.ship.equalize import bias_shifts, output_sqnr, shifted
 from unskip.ship.equalize import equalize as equalize_channels
-from unskip.ship.export import INPUT, OPSET, SCOPES, Run, export, need_onnx, onnx_runner, quiet, set_metadata
+from unskip.ship.export import (
+    INPUT,
+    OPSET,
+    SCOPES,
+    Run,
+    check_example,
+    export,
+    need_onnx,
+    on_cpu,
+    onnx_runner,
+    quiet,
+    set_metadata,
+)
 from unskip.ship.fake_quant import FakeQuantized, decibel, weighted_layers, without_fake_quant
 from unskip.ship.fold import Refusal, absorb_norms
 from unskip.surgery.proof import in_float64
-from unskip.surgery.verify import in_words
+from unskip.surgery.verify import difference, in_words
 
 Bits = Literal[7, 8]
 Equalize = Literal["auto"] | bool
@@ -38,9 +50,11 @@ Batches = Tensor | Iterable[Any]  # a tensor, or batches of a loader: tensors, o
 Labelled = tuple[Tensor, Tensor] | Iterable[Any]  # images and classes, or batches of both
 
 CHUNK = 64  # inputs that run at once
+EXAMPLE = 8  # calibration inputs on which the float files are checked
 COMPARED = 128  # calibration inputs that layers are compared on, at most
 PIXELS = 2**20  # numbers in these inputs, at most: what all layers write is held in memory, twice
 LIMIT = 0.5  # points of accuracy
+SAME = 1e-3  # relative, of what two float files of one function give
 LAYERS = ("Conv", "Gemm", "MatMul")
 DEQUANTIZED = "_DequantizeLinear_Output"  # how onnxruntime calls a weight behind its scale
 AVERAGES = ("AveragePool", "GlobalAveragePool")  # onnxruntime would round them with the scale of what they average
@@ -64,6 +78,11 @@ class Accuracy:
     after: float | None
     agreement: float  # percent of the answers that are the same from both; of a classifier one for each input
     sqnr: float  # dB, of all outputs
+    error: float = 0.0  # points, the standard error of the loss: inputs whose answer became right or wrong
+
+    def exceeds(self, limit: float) -> bool:
+        """Whether more than `limit` points are lost, and not by the chance of few inputs (two standard errors)."""
+        return not self.loss - 2 * self.error <= limit
 
     @property
     def loss(self) -> float:
@@ -98,7 +117,8 @@ class Quantized:
         if a.before is not None and a.after is not None:
             lines.append(
                 f"Accuracy on {a.inputs:,} inputs: {a.before:.2f} % before, {a.after:.2f} % after "
-                f"({a.after - a.before:+.2f} points); the same answer for {a.agreement:.2f} %."
+                f"({a.after - a.before:+.2f} points, standard error {a.error:.2f}); the same answer for "
+                f"{a.agreement:.2f} %."
             )
         else:
             lines.append(f"The same answer as before for {a.agreement:.2f} % of {a.inputs:,} inputs (no labels given).")
@@ -142,7 +162,8 @@ def quantize(
             layer, for which nothing is equalised.
         residual: the network that `model` was made of, in eval mode, to be quantised in the same way and shown beside
             it; no file is kept.
-        limit: points of accuracy that may be lost; without `test`, percent of answers that may change.
+        limit: points of accuracy that may be lost, and two standard errors more, which is what few test inputs can't
+            tell from none; without `test`, percent of answers that may change.
         opset: of ONNX.
         metadata: what else the file is to say.
         force: whether a file that is there may be replaced.
@@ -153,6 +174,14 @@ def quantize(
     Raises:
         ValueError: something that was given is wrong, or more than `limit` is lost (with the table); then there is no
             file, or still the old one.
+
+    Example:
+        >>> images = torch.rand(64, 3, 32, 32)  # (B, C, H, W), of the training set
+        >>> block = unskip.nn.PNNHBlock(3, 16)
+        >>> net = nn.Sequential(block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)).eval()
+        >>> plain = unskip.fold(net, example=images)
+        >>> print(unskip.quantize(plain, "net-int8.onnx", calibrate=images, limit=100))
+        net-int8.onnx: INT8, weights of 7 bits with a scale for each channel, calibrated on 64 inputs; ...
     """
     path = Path(path).expanduser()
     if path.suffix.lower() != ".onnx":
@@ -177,27 +206,32 @@ def quantize(
     pairs: Iterable[tuple[Tensor, Tensor | None]] = (
         ((x, None) for x in inputs.split(CHUNK)) if test is None else _pairs(test, inputs.shape[1:])
     )
-    if isinstance(test, list | tuple) or (residual is not None and test is not None):
+    if isinstance(test, list | tuple):
         pairs = list(pairs)  # what is wrong with them is said before the work; a loader may be too large for that
 
     with tempfile.TemporaryDirectory() as folder:
         how = _How(bits=bits, equalize=equalize if per_channel else False, per_channel=per_channel, opset=opset)
         made = _make(model, inputs, how, Path(folder), metadata)
-        accuracy = _compare(made.runs(), pairs)
+        beside = None
+        if residual is None:
+            (accuracy,) = _compare(_runs(made.float_file, made.int8_file), pairs)
+        else:
+            (Path(folder) / "residual").mkdir()
+            other = _make(_without_norms(residual, inputs), inputs, how, Path(folder) / "residual", None)
+            pairs = list(pairs)
+            if _alike(made.float_file, other.float_file, inputs[:EXAMPLE]):
+                accuracy, beside = _compare(_runs(made.float_file, made.int8_file, other.int8_file), pairs)
+            else:  # trained on since
+                (accuracy,) = _compare(_runs(made.float_file, made.int8_file), pairs)
+                (beside,) = _compare(_runs(other.float_file, other.int8_file), pairs)
         layers = _layer_noise(made.float_file, made.int8_file, inputs[: _few(inputs)])
         data, said = _with_metadata(made, accuracy, how, len(inputs))
-        beside = None
-        if residual is not None:
-            (Path(folder) / "residual").mkdir()
-            again = ((x, None) for x in inputs.split(CHUNK)) if test is None else pairs
-            other = _make(_without_norms(residual, inputs), inputs, how, Path(folder) / "residual", None)
-            beside = _compare(other.runs(), again)
         result = Quantized(
             path=str(path), bits=bits, calibrated=len(inputs), accuracy=accuracy, layers=layers,
             bytes_before=made.float_file.stat().st_size, bytes_after=len(data), metadata=said, equalized=made.equalized,
             corrected=made.corrected, residual=beside,
         )  # fmt: skip
-    if not accuracy.loss <= limit:
+    if accuracy.exceeds(limit):
         what = "points of accuracy would be lost" if accuracy.before is not None else "% of the answers would change"
         raise ValueError(
             f"quantize: {accuracy.loss:.2f} {what}, more than limit={limit:g}, so nothing was written. More or other "
@@ -226,9 +260,6 @@ class _Made:
     corrected: bool
     metadata: dict[str, str]
 
-    def runs(self) -> list[Run]:
-        return [onnx_runner(file.read_bytes()) for file in (self.float_file, self.int8_file)]
-
 
 @torch.no_grad()
 def _make(model: nn.Module, inputs: Tensor, how: _How, folder: Path, metadata: Mapping[str, str] | None) -> _Made:
@@ -248,30 +279,30 @@ def _make(model: nn.Module, inputs: Tensor, how: _How, folder: Path, metadata: M
             )
     if trained:
         model = without_fake_quant(model)
-    exported = export(model, float_file, example=inputs[:CHUNK], opset=how.opset, metadata=metadata)
+    model = on_cpu(model)
+    example = check_example(model, inputs[:EXAMPLE])
     few = inputs[: _few(inputs)]
-    equalized = corrected = False
-    ready = float_file
-    if not trained and any(weighted_layers(model)):
-        model = copied("quantize", model).to("cpu")
+    found: dict[tuple[bool, bool], tuple[float, nn.Module]] = {}
+    if trained or not any(weighted_layers(model)):
+        found[False, False] = 0.0, model
+    else:
         exact = model(few.clone())
         kinds = {"auto": (False, True), True: (True,), False: (False,)}[how.equalize]
-        found: dict[tuple[bool, bool], tuple[float, nn.Module]] = {}
         for alike in kinds:
             same = equalize_channels(model, few) if alike else model
             for network, shift in ((same, False), (shifted(same, bias_shifts(same, few, how.bits)), True)):
                 found[alike, shift] = output_sqnr(network, few, how.bits, exact), network
-        equalized, corrected = max(found, key=lambda way: found[way][0])
-        for file, way in ((float_file, (equalized, False)), (folder / "corrected.onnx", (equalized, corrected))):
-            if any(way):
-                file.unlink(missing_ok=True)
-                ready = file
-                export(found[way][1], file, example=inputs[:CHUNK], opset=how.opset, metadata=metadata)
+    equalized, corrected = max(found, key=lambda way: found[way][0])
+    said = export(found[equalized, False][1], float_file, example=example, opset=how.opset, metadata=metadata).metadata
+    ready = float_file
+    if corrected:
+        ready = folder / "corrected.onnx"
+        export(found[equalized, True][1], ready, example=example, opset=how.opset, metadata=metadata)
     with quiet():
         _quantize_file(ready, int8_file, inputs, how, {})
         if trained:
             _quantize_file(ready, int8_file, inputs, how, _ranges(int8_file, trained))
-    return _Made(float_file, int8_file, equalized, corrected, exported.metadata)
+    return _Made(float_file, int8_file, equalized, corrected, said)
 
 
 def _few(inputs: Tensor) -> int:
@@ -350,10 +381,21 @@ def _pairs(test: Labelled, shape: torch.Size) -> Iterator[tuple[Tensor, Tensor]]
         yield from zip(x.detach().to("cpu", torch.float32).split(CHUNK), labels.to("cpu").split(CHUNK), strict=True)
 
 
-def _compare(runs: Sequence[Run], batches: Iterable[tuple[Tensor, Tensor | None]]) -> Accuracy:
-    total = same = answers = 0  # a network that answers for each pixel has more answers than inputs
-    right = [0, 0]
-    signal = noise = 0.0
+def _alike(a: Path, b: Path, x: Tensor) -> bool:
+    """Whether two float files are one function, but for rounding."""
+    outputs = [run(x.contiguous()) for run in _runs(a, b)]
+    return outputs[0].shape == outputs[1].shape and difference(*outputs).relative < SAME
+
+
+def _runs(*files: Path) -> list[Run]:
+    return [onnx_runner(file.read_bytes()) for file in files]
+
+
+def _compare(runs: Sequence[Run], batches: Iterable[tuple[Tensor, Tensor | None]]) -> list[Accuracy]:
+    """The accuracy of each network but the first, which is the float one, beside that of the first."""
+    total = answers = 0  # a network that answers for each pixel has more answers than inputs
+    right, turned, same, noise = [0] * len(runs), [0] * len(runs), [0] * len(runs), [0.0] * len(runs)
+    signal = 0.0
     labelled = False
     for x, labels in batches:
         outputs = [run(x.contiguous()) for run in runs]
@@ -371,19 +413,27 @@ def _compare(runs: Sequence[Run], batches: Iterable[tuple[Tensor, Tensor | None]
                 f"from 0 to {classes - 1}."
             )
         signal += float(outputs[0].double().square().sum())
-        noise += float((outputs[1] - outputs[0]).double().square().sum())
-        before, after = (y.argmax(1) for y in outputs)
         total += len(x)
-        same += int((before == after).sum())
+        before = outputs[0].argmax(1)
         answers += before.numel()
-        if labels is not None:
-            labelled = True
-            right = [n + int((answer == labels).sum()) for n, answer in zip(right, (before, after), strict=True)]
+        for i, y in enumerate(outputs):
+            after = y.argmax(1)
+            noise[i] += float((y - outputs[0]).double().square().sum())
+            same[i] += int((after == before).sum())
+            if labels is not None:
+                labelled = True
+                right[i] += int((after == labels).sum())
+                turned[i] += int(((after == labels) != (before == labels)).sum())
     if not total:
         raise ValueError("quantize: test has no inputs.")
     shares = [100 * n / total if labelled else None for n in right]
-    agreement, ratio = 100 * same / answers, decibel(signal, noise)
-    return Accuracy(inputs=total, before=shares[0], after=shares[1], agreement=agreement, sqnr=ratio)
+    return [
+        Accuracy(
+            inputs=total, before=shares[0], after=shares[i], agreement=100 * same[i] / answers,
+            sqnr=decibel(signal, noise[i]), error=100 * turned[i] ** 0.5 / total,
+        )
+        for i in range(1, len(runs))
+    ]  # fmt: skip
 
 
 # ---------------------------------------------------------------- onnxruntime's part

@@ -11,7 +11,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils.flop_counter import FlopCounterMode
 
 from unskip._core.errors import RUN_ERRORS, reason
-from unskip._core.modules import checked_model, copied
+from unskip._core.modules import checked_model, copied, vocabulary
 from unskip.methods.rm import BesideNorm
 from unskip.methods.stack import replaced
 from unskip.surgery.memory import MemoryPlan, MemoryPlans, Recorder
@@ -96,6 +96,8 @@ def input_shape(model: nn.Module, example: Tensor | None, command: str = "cost")
     channels = 3 if first is None else first.in_channels
     if own is not None:
         return tuple(own)
+    if "input_size" in config and vocabulary(model):  # timm's sizes are those of images
+        return tuple(config["input_size"][-1:])
     if "input_size" in config:
         return (channels, *config["input_size"][1:])
     return guessed_shape(model) or (channels, 224, 224)
@@ -143,22 +145,21 @@ def size(model: nn.Module, shape: tuple[int, ...], *, must_run: bool = False) ->
         must_run: whether a model that does not take this shape is an error.
     """
     parameters = sum(p.numel() for p in model.parameters())
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    model = _without_norms(model.eval())
     try:
-        plan = plan_of(model, shape, dtype)
+        plan = plan_of(model, shape)
     except RUN_ERRORS as problem:
         if must_run:
             raise ValueError(
                 f"cost: {type(model).__name__} does not run on an input of shape {shape}: {reason(problem)}."
             ) from problem
         return Size(parameters=parameters, macs=None, memory=None)
-    return Size(parameters=parameters, macs=plan.macs, memory=max(plan.live()) * dtype.itemsize)
+    return Size(parameters=parameters, macs=plan.macs, memory=max(plan.live()) * _dtype(model).itemsize)
 
 
-def plan_of(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype, *, in_place: bool = True) -> MemoryPlan:
-    """The memory plan of a model on the meta device, without norms."""
-    recorder = Recorder(model, torch.empty(1, *shape, dtype=dtype, device="meta"))
+def plan_of(model: nn.Module, shape: tuple[int, ...], *, in_place: bool = True) -> MemoryPlan:
+    """The memory plan of a model on the meta device, which is changed: into eval mode, its norms folded."""
+    x = torch.empty(1, *shape, dtype=torch.long if vocabulary(model) else _dtype(model), device="meta")
+    recorder = Recorder(_without_norms(model.eval()), x)
     with FlopCounterMode(display=False) as flops:
         plan = recorder.run(in_place=in_place)
     return replace(plan, macs=flops.get_total_flops() // 2)
@@ -179,18 +180,22 @@ def memory_plan(
         model: a network, of any method or residual, folded or not; or several by name, to compare them.
         example: a batch of inputs, for its shape; else the input size that the network knows, or its first layer
             suggests.
-        in_place: whether activations, sums and products may write into a tensor that nobody reads afterwards.
+        in_place: whether activations, sums and products may write into a tensor that is not read afterwards.
 
     How it is counted, and what the FIFOs of a streaming target hold, says `unskip.surgery.memory`.
     `unskip.surgery.memory_variants` sets a residual network beside what `rm` and `pnnh` make of it.
+
+    Example:
+        >>> plan = unskip.memory_plan(unskip.create_model("resnet20"))
+        >>> plan.peak("int8"), plan.peak("float32")  # bytes, for one image
+        (49152, 196608)
     """
     if isinstance(model, Mapping):
         return MemoryPlans({name: memory_plan(each, example, in_place=in_place) for name, each in model.items()})
     model = checked_model("memory_plan", model)
     shape = input_shape(model, example, "memory_plan")
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     try:
-        return plan_of(_without_norms(on_meta(model).eval()), shape, dtype, in_place=in_place)
+        return plan_of(on_meta(model), shape, in_place=in_place)
     except RUN_ERRORS as problem:
         raise ValueError(
             f"memory_plan: {type(model).__name__} does not run on an input of shape {shape}: {reason(problem)}."
@@ -212,6 +217,11 @@ def compare(before: nn.Module, after: nn.Module, example: Tensor | None = None) 
     left = getattr(surgery, "left", ())
     blocks = len(getattr(surgery, "replaced", ())) + len(left)
     return Cost(before=sizes[0], after=sizes[1], shape=shape, blocks=blocks, left=left)
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    """The dtype of the model's first floating-point parameter."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
 def _without_norms(model: nn.Module) -> nn.Module:

@@ -29,9 +29,10 @@ ACTIVATIONS = {
 
 
 def refuse_cache(past: Any) -> None:
+    """Raises a ValueError if the cache holds keys and values of earlier tokens."""
     if past is not None and past.get_seq_length():
         raise ValueError(
-            "unskip: a skip-free block keeps no keys and values of tokens before; call the model with use_cache=False."
+            "unskip: a skip-free block has no cache of keys and values; call the model with use_cache=False."
         )
 
 
@@ -143,6 +144,6 @@ def read_llama_attention(block: nn.Module) -> AttentionSpec:
 
 
 def write_decoder(name: str, config: Any, block: nn.Module, attention: nn.Module) -> None:
-    """Attention without a skip, and no cache in the network that the block belongs to."""
+    """Puts attention without a skip into the block, and turns off the cache of its network."""
     config.use_cache = False  # one object for all of a copied network
     write_attention(name, "", block, attention)

@@ -4,14 +4,14 @@ Counted from one forward pass on the meta device, operator by operator. BatchNor
 it. A tensor lives from the operator that writes it to the last one that reads it; weights, the scratch space of kernels
 and references that only Python holds are not counted, and the input image is.
 
-In place: an elementwise operator (an activation, a sum, a product) writes into the memory of a tensor of the same size
-that it is the last to read. Runtimes for small devices do so; PyTorch does where the network says so.
+In place: an elementwise operator (an activation, a sum, a product) writes into the memory of an input of the same size
+if it is the last reader of that input. Runtimes for small devices do so; PyTorch does where a layer has inplace=True.
 
 Streaming (FPGA dataflow: hls4ml, FINN): every operator runs at once, and every read of a tensor is a FIFO, so a tensor
 with two readers must be cloned. Where two paths meet, what comes early must wait for what comes late. A k x k window
 with padding p begins to write when it has read (k - 1 - p) rows and as many pixels,
 
-    delay = ((k - 1 - p) W + (k - 1 - p)) / (H W)    images, for what it reads of H x W pixels
+    delay = ((k - 1 - p) W + (k - 1 - p)) / (H W)    images, for an input of H x W pixels
 
 and a mean over the image needs all of it (1 image). Delays add up along a path. At a join a FIFO holds
 (latest delay - own delay) of the numbers of its tensor: for a skip over two 3 x 3 convolutions 2 W + 2 pixels. The line
@@ -88,14 +88,14 @@ class MemoryPlan:
 
     @property
     def peak_at(self) -> LiveTensor:
-        """What is being written when most is alive; the first such tensor."""
+        """The tensor that is being written when memory peaks; the first such tensor."""
         live = self.live()
         step = live.index(max(live))
         return next(tensor for tensor in self.tensors[1:] if tensor.first == step)
 
     @property
     def alive_at_peak(self) -> tuple[LiveTensor, ...]:
-        """The tensors that fill the memory at the peak; of several in the same place the one that is there then."""
+        """The tensors in memory at the peak; of those that share a place, the one that is there then."""
         at = self.peak_at.first
         held: dict[int, LiveTensor] = {}
         for i, tensor in enumerate(self.tensors):
@@ -157,7 +157,7 @@ class MemoryPlan:
 class MemoryPlans:
     """Several plans side by side: `print(plans)` is a table."""
 
-    plans: Mapping[str, MemoryPlan | str]  # by name; a sentence where there is no such network
+    plans: Mapping[str, MemoryPlan | str]  # by name; where the network can't be made, the reason
 
     def __getitem__(self, name: str) -> MemoryPlan:
         plan = self.plans[name]
@@ -208,7 +208,7 @@ class Recorder(TorchDispatchMode):
         for i, tensor in enumerate(self.written):
             if i in outputs:
                 tensor["last"] = last
-        # Nobody reads the indices of a pooling, for instance: no runtime writes them.
+        # Some outputs are never read, such as the indices of a pooling: no runtime writes them.
         unread = {i for i, tensor in enumerate(self.written) if i and not tensor["reads"] and i not in outputs}
         numbered = {i: n for n, i in enumerate(i for i in range(len(self.written)) if i not in unread)}
         for tensor in self.written:
@@ -237,7 +237,11 @@ class Recorder(TorchDispatchMode):
         self.delays.append(delay)
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Iterable[type], args: tuple = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.kept.append(result)
@@ -268,7 +272,7 @@ class Recorder(TorchDispatchMode):
 
 
 def _delay(operator: str, args: tuple[Any, ...]) -> float:
-    """What an operator must have read before it begins to write, in images."""
+    """How much an operator must have read before it begins to write, in images."""
     if operator in WHOLE_IMAGE or (operator in ("mean", "sum", "amax") and _over_pixels(*args[:2])):
         return 1.0
     if operator == "convolution":

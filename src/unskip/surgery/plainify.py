@@ -93,6 +93,14 @@ def plainify(
     cost, if the network grows beyond the method's `limit`, and if the two networks differ in float64 on the example, on
     random inputs of other sizes, with or without gradients; `surgery.exact` is the error. A network on the meta device
     has no numbers to check. `unskip.ship.convert` adds the error of each layer, and the cost.
+
+    Example:
+        >>> residual = timm.create_model("resnet18", num_classes=10)
+        >>> net = unskip.plainify(residual, method="pnnh")
+        >>> print(net.surgery)
+        pnnh: 8 blocks without skips (layer1.0 to layer4.1)
+        >>> net(torch.zeros(2, 3, 64, 64)).shape  # (B, C, H, W) -> (B, classes), as before
+        torch.Size([2, 10])
     """
     check_attention(attention)
     how = _resolve("plainify", model, method, options)
@@ -107,7 +115,7 @@ def plainify(
         return _plainify(copy, how, example, strict=strict, attention=attention, original=model)
     original = in_float64("plainify", model)
     plain = _plainify(copied("plainify", original), how, example, strict=strict, original=model)
-    x = find_example("plainify", plain, example)  # which may ask for more than the original: even sides
+    x = find_example("plainify", original, example, plain)  # either may ask for more: even sides
     _refuse_range(plain, x)
     error = prove("plainify", original, plain, x)
     plain.surgery = replace(plain.surgery, exact=error)  # type: ignore[type-var]
@@ -126,6 +134,13 @@ def cost(
             suggests.
         strict: as in `plainify`.
         options: the options of the method; its `limit` does not count here.
+
+    Example:
+        >>> print(unskip.cost(unskip.create_model("resnet20").eval(), "rm"))
+        one image of 3 x 32 x 32            before         after    times
+        parameters                          0.27 M        0.50 M     1.86
+        MACs                               40.55 M       77.12 M     1.90
+        activations at once ...
     """
     how = _resolve("cost", model, method, options)
     return _cost(checked_model("cost", model), how, example, strict=strict)
@@ -144,7 +159,7 @@ def memory_variants(
         example: as in `memory_plan`, and so is `in_place`.
         name: of the network, in the table.
     """
-    model = checked_model("memory_plan", copied("memory_plan", model).eval())
+    model = expose(checked_model("memory_plan", copied("memory_plan", model).eval()))
     blocks = [_read(block, path, reader, KEEP) for path, block, reader in find_blocks(model)]
     found: dict[str, MemoryPlan | str] = {}
 
@@ -235,7 +250,7 @@ def _plainify(
     left: list[str] = []
     kept: Counter[str] = Counter()
     discarded: list[int] = []  # trained weights, by block
-    done: dict[int, nn.Module] = {}  # by id of the old block: a block that is used twice stays one block
+    done: dict[nn.Module, nn.Module] = {}  # by the old block: a block that is used twice stays one block
     seen: list[nn.Module] = []  # blocks of earlier rounds
     additions: list[str] = []
     for number in itertools.count():  # a second round for the skips around blocks, which are plain by then
@@ -255,15 +270,16 @@ def _plainify(
         if number == 0 and all(isinstance(spec, BlockSpec) and not spec.skip for *_, spec in blocks):
             _refuse(
                 ValueError(
-                    f"plainify: {name} has no residual connection that can be removed: it is plain already, or what it "
-                    "adds can't be read (docs/extending.md says what a block of your own needs)."
+                    f"plainify: {name} has no residual connection that can be removed: it is plain already, joins "
+                    "tensors by torch.cat instead of adding them (DenseNet, ShuffleNet, U-Net), or what it adds can't "
+                    "be read (docs/extending.md says what a block of your own needs)."
                 ),
                 strict,
             )
         additions, nonnegative = _look_around(model, [path for path, *_ in blocks], example, exact)
         for path, block, reader, spec in blocks:
-            if id(block) in done:
-                model = _put(model, path, done[id(block)])
+            if block in done:
+                model = _put(model, path, done[block])
                 replaced.append(path)
                 continue
             try:
@@ -290,12 +306,13 @@ def _plainify(
             if not exact and _looks_trained(block):
                 discarded.append(_lost_weights(spec, new))
             new.train(block.training)
-            done[id(block)] = reader.write(block, new)
+            done[block] = reader.write(block, new)
             if mixer is not None:
                 mixed = ATTENTIONS[attention].build(mixer).train(block.training)
-                mixed.start_mlp(new)
-                mixer.write(done[id(block)], mixed)
-            model = _put(model, path, done[id(block)])
+                if method.keeps_weights:  # else the MLP starts as the method says
+                    mixed.start_mlp(new)
+                mixer.write(done[block], mixed)
+            model = _put(model, path, done[block])
             if getattr(new, "keeps_skip", False):
                 kept["block"] += 1
             if spec.skip:
@@ -358,7 +375,7 @@ def _look_around(model: nn.Module, paths: list[str], example: Tensor | None, exa
 
 
 def _read(block: nn.Module, path: str, reader: Reader, attention: str) -> BlockSpec | Unsupported:
-    """What the reader makes of a block, or why it can't be read. Attention that keeps its skip is not read."""
+    """The spec of a block, or the reason why it can't be read. Attention that keeps its skip is not read."""
     try:
         spec = reader.read(block, path)
     except Unsupported as reason:
@@ -408,7 +425,7 @@ def _parameters(model: nn.Module) -> int:
 
 
 def _lost_weights(spec: BlockSpec, new: nn.Module) -> int:
-    """Weights of the block, its projection included, that do not live on in the new one."""
+    """The number of weights of the block, its projection included, that the new one does not keep."""
     still_there = {id(p) for p in new.parameters()}
     modules = [*spec.branch, *([] if spec.shortcut is None else [spec.shortcut])]
     return sum(p.numel() for module in modules for p in module.parameters() if id(p) not in still_there)

@@ -132,19 +132,25 @@ def check_stored(command: str, model: nn.Module, rewritten: nn.Module, x: Tensor
 
 
 def _other_sizes(x: Tensor) -> list[Tensor]:
-    """Random images of half the size and of half more (a quarter where the example is large), or texts of half."""
+    """Random images, or series, of half the size and of half more (a quarter where the example is large).
+
+    Of tokens the two halves of a text.
+    """
     if is_tokens(x):
         return [x[:1, : (x.shape[1] + 1) // 2], x[:1, x.shape[1] // 2 :]]
-    if x.ndim != 4:
+    if x.ndim not in (3, 4):
         return []
     generator = torch.Generator().manual_seed(1)
     scales = (0.5, 1.5) if max(x.shape[2:]) <= LARGE else (0.5, 0.25)
     shapes = [(1, x.shape[1], *(max(1, int(side * scale)) for side in x.shape[2:])) for scale in scales]
+    if x.ndim == 3:  # series with their channels last, too
+        shapes += [(1, max(1, int(x.shape[1] * scale)), x.shape[2]) for scale in scales]
     return [3 * torch.randn(shape, generator=generator, dtype=x.dtype) for shape in shapes]
 
 
-def find_example(command: str, model: nn.Module, example: Tensor | None) -> Tensor:
-    """The given example in float64, or random inputs of a shape that the model takes."""
+def find_example(command: str, model: nn.Module, example: Tensor | None, rewritten: nn.Module | None = None) -> Tensor:
+    """The given example in float64, or random inputs of a shape that the model takes, and so does what it became."""
+    models = [m for m in (model, rewritten) if m is not None]
     if example is not None:
         if not is_batch(example) or example.is_meta:
             raise ValueError(
@@ -153,9 +159,10 @@ def find_example(command: str, model: nn.Module, example: Tensor | None) -> Tens
         if not torch.isfinite(example).all():
             raise ValueError(f"{command}: example has numbers that are not finite, so nothing can be checked on it.")
         x = in_dtype(example.detach().cpu(), torch.float64)
-        if problem := _problem(model, x):
-            name = type(model).__name__
-            raise ValueError(f"{command}: {name} can't run on an example of shape {tuple(x.shape)}: {problem}.")
+        for m in models:
+            if problem := _problem(m, x):
+                name = type(m).__name__
+                raise ValueError(f"{command}: {name} can't run on an example of shape {tuple(x.shape)}: {problem}.")
         return x
     generator = torch.Generator().manual_seed(0)
     first = next((m for m in model.modules() if isinstance(m, nn.Embedding | nn.Conv2d | nn.Linear)), None)
@@ -165,7 +172,7 @@ def find_example(command: str, model: nn.Module, example: Tensor | None) -> Tens
             return x
     for shape in input_shapes(model):
         x = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
-        if not _problem(model, x):
+        if not any(_problem(m, x) for m in models):
             return x
     name = type(model).__name__
     raise ValueError(f"{command}: no input was found that {name} takes, to check the result on; give it as example=.")
@@ -188,9 +195,11 @@ def input_shapes(model: nn.Module) -> list[tuple[int, ...]]:
     image_shape = getattr(model, "image_shape", None)
     if image_shape is not None:
         shapes.append(tuple(image_shape))
-    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)), None)
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Linear)), None)
     if isinstance(first, nn.Linear):
         shapes.append((first.in_features,))
+    elif isinstance(first, nn.Conv1d):
+        shapes += [(first.in_channels, 65), (first.in_channels, 64)]
     channels = first.in_channels if isinstance(first, nn.Conv2d) else 3
     size = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if size is not None:

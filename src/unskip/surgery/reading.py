@@ -8,8 +8,8 @@ from torch import nn
 
 from unskip._core import plugins
 from unskip._core.layers import inherits
-from unskip.methods.spec import BlockSpec, Unsupported
-from unskip.surgery.traced import LAYERS, Flow, adds, is_layer, read_traced
+from unskip.methods.spec import LAYERS, BlockSpec, Unsupported
+from unskip.surgery.traced import Flow, adds, is_layer, read_traced
 
 Read = Callable[[nn.Module, str], BlockSpec]
 Write = Callable[[nn.Module, nn.Module], nn.Module]
@@ -53,7 +53,7 @@ OPTIONAL = {"transformers": "unskip.surgery.huggingface"}
 
 
 def reader_of(module: nn.Module) -> Reader | None:
-    """The reader of a module's class, or of a parent class that it behaves as; None where there is none."""
+    """The reader of a module's class, or of a parent class whose behaviour it inherits; None if there is none."""
     plugins.load("unskip.readers")
     home = OPTIONAL.get(type(module).__module__.split(".")[0])
     if home is not None:
@@ -65,7 +65,7 @@ def reader_of(module: nn.Module) -> Reader | None:
 
 
 def known_families() -> list[str]:
-    """The classes of blocks that a reader knows, each behind the name of its package."""
+    """The classes of blocks that have a reader, as 'package Class'."""
     plugins.load("unskip.readers")
     return sorted({f"{cls.__module__.split('.')[0]} {cls.__name__}" for cls in _READERS})
 
@@ -93,7 +93,7 @@ def find_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module, Reader]]:
 
 
 def _is_block(module: nn.Module, path: bool) -> bool:
-    """Whether the forward of a module is built around one addition, or adds something and can't be followed."""
+    """Whether the forward of a module is built around one addition, or adds something and can't be traced."""
     if is_layer(module) or not adds(module) or not any(isinstance(child, LAYERS) for child in module.modules()):
         return False
     try:

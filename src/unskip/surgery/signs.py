@@ -6,17 +6,18 @@ view: storage holds nothing negative from the moment when a ReLU or the like has
 to it. Without a proof a block counts as reading both signs.
 """
 
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from unskip._core.errors import reason
 from unskip._core.layers import altered, inherits, known_class
+from unskip._core.modules import preserved
+from unskip.surgery.tracing import InputTracer, other_arguments
 
 Arguments = dict[str, Any]
 
@@ -44,7 +45,7 @@ LAYERS = ("torch.nn.modules", "timm.layers", "unskip.")  # packages whose module
 MODES = (torch.no_grad, torch.enable_grad, torch.inference_mode)  # a forward may ask which it runs in
 
 
-class _Tracer(fx.Tracer):
+class _Tracer(InputTracer):
     """Follows the code of a model symbolically; some modules, and layers of PyTorch, timm and unskip, stay whole."""
 
     def __init__(self, whole: Iterable[nn.Module] = ()) -> None:
@@ -65,11 +66,12 @@ def decides(module: nn.Module, whole: Iterable[nn.Module] = (), *, defaults: boo
         whole: parts whose code is not looked at.
         defaults: whether arguments other than the input are taken at their defaults.
     """
-    others = list(inspect.signature(module.forward).parameters.values())[1:]
+    others = other_arguments(module)
     if others and not defaults:
         return f"its forward takes more than its input ({', '.join(other.name for other in others)})"
     try:
-        _Tracer(whole).trace(module, {p.name: p.default for p in others if p.default is not p.empty})
+        with preserved(module):  # whose forward may keep what is symbolic
+            _Tracer(whole).trace(module, {p.name: p.default for p in others if p.default is not p.empty})
     except Exception as error:  # any forward may fail in any way on a symbolic input
         return f"its forward can't be followed for every input ({reason(error)})"
     return ""
@@ -121,7 +123,9 @@ class _Signs(TorchDispatchMode):
     def holds(self, tensor: Any) -> bool:
         return isinstance(tensor, Tensor) and self.nonnegative.get(_storage(tensor), False)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         arguments = {a.name: a.default_value for a in func._schema.arguments}
         arguments |= dict(zip(arguments, args, strict=False)) | (kwargs or {})
         written = [arguments[a.name] for a in func._schema.arguments if a.alias_info and a.alias_info.is_write]

@@ -1,4 +1,4 @@
-"""Reads residual blocks off the code of a forward, for blocks that no reader knows by their class.
+"""Reads residual blocks from the code of a forward, for blocks whose class no reader knows.
 
 torch.fx follows a forward symbolically, with the modules that it calls as leaves. In the graph every addition of two
 tensors that depend on the input is a residual connection between the fork, its immediate dominator, and itself:
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from timm.layers import DropPath, LayerScale, LayerScale2d
 from torch import Tensor, fx, nn
+from torch.fx.proxy import TraceError
 from torchvision.ops import Permute as TorchvisionPermute
 from torchvision.ops import StochasticDepth
 
@@ -28,7 +29,7 @@ from unskip._core.errors import reason
 from unskip._core.layers import altered, inherits
 from unskip.methods.pieces import PadShortcut, Permute, Residual, Scale, Shift, Transpose
 from unskip.methods.spec import LAYERS, NO_OPS, NORMS, BlockSpec, Unsupported, is_activation
-from unskip.surgery.tracing import line_here, user_line
+from unskip.surgery.tracing import InputTracer, line_here, other_arguments, user_line
 from unskip.surgery.verify import difference
 
 EXACT = 1e-9  # relative, in float64
@@ -36,9 +37,16 @@ SIGNS = ("+", "+=", "-", "-=")
 ADD = {"add", "iadd", "sub", "isub"}
 MUL = {"mul", "imul", "div", "truediv", "itruediv", "multiply", "divide"}
 RESHAPES = {"view", "reshape", "unsqueeze", "getitem", "expand", "permute", "flatten"}
+IN_PLACE = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")  # of `operator`
+# Functions whose result may share the memory of what they read.
+VIEWS = RESHAPES | {
+    "as_strided", "chunk", "contiguous", "detach", "diagonal", "expand_as", "movedim", "narrow", "ravel",
+    "requires_grad", "select", "split", "squeeze", "swapaxes", "swapdims", "t", "tensor_split", "to", "transpose",
+    "type", "type_as", "unbind", "unflatten", "unfold", "view_as",
+}  # fmt: skip
 ATTENTION = {"softmax", "scaled_dot_product_attention", "MultiheadAttention", "matmul", "bmm", "einsum"}
 
-# Functions of one tensor as modules, by name; in place or not is the same here.
+# The module for each function of one tensor. In-place variants have the same names here.
 FUNCTIONS: dict[str, Callable[..., nn.Module | None]] = {
     "relu": lambda inplace=False: nn.ReLU(),
     "relu6": lambda inplace=False: nn.ReLU6(),
@@ -71,10 +79,30 @@ FUNCTIONS: dict[str, Callable[..., nn.Module | None]] = {
 }
 
 
-class _Follower(fx.Tracer):
+class _Proxy(fx.Proxy):
+    """Which records `x += y` as what it is; torch.fx's own takes it for `x = x + y`. Attributes can't be set."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ("tracer", "node"):
+            raise TraceError(f"it sets the attribute {name!r} of a tensor")
+        super().__setattr__(name, value)
+
+
+def _recorded(function: Callable[..., Any]) -> Callable[..., fx.Proxy]:
+    return lambda self, other: self.tracer.create_proxy("call_function", function, (self, other), {})
+
+
+for _operator in IN_PLACE:
+    setattr(_Proxy, f"__{_operator}__", _recorded(getattr(operator, _operator)))
+
+
+class _Follower(InputTracer):
     """Follows one forward; every module that it calls is a leaf."""
 
     proxy_buffer_attributes = True
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
     def create_proxy(self, *args: Any, **kwargs: Any) -> fx.Proxy:
         proxy = super().create_proxy(*args, **kwargs)
@@ -90,30 +118,35 @@ def _at(line: str) -> str:
 
 
 class Flow:
-    """What one forward does with its input, as a graph of the modules and functions that it calls."""
+    """The graph of the modules and functions that one forward calls."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, training: bool = False) -> None:
         self.module = module
-        modes = [(m, m.training) for m in module.modules()]
-        before = dict(vars(module))
+        before = [(kept, dict(kept)) for m in module.modules() for kept in (vars(m), m._parameters, m._buffers)]
         try:
-            module.eval()
+            module.train(training)
             defaults = _defaults(module)
             self.graph = _Follower().trace(module, defaults)
         except Exception as error:  # a forward may fail in any way on a symbolic input
             line = user_line((f.filename, f.lineno) for f in reversed(traceback.extract_tb(error.__traceback__)))
             raise Unsupported(f"its forward can't be followed: {reason(error)}{_at(line)}") from error
         finally:
-            constants = [name for name in vars(module) if name not in before]
-            for name in constants:
-                delattr(module, name)
-            for m, training in modes:
-                m.training = training
+            constants = [name for name in vars(module) if name not in before[0][1]]
+            changed = []
+            for kept, was in before:
+                changed += [name for name in was if name != "training" and kept.get(name, kept) is not was[name]]
+                kept.clear()
+                kept.update(was)
         placeholders = [n for n in self.graph.nodes if n.op == "placeholder" and n.target not in defaults]
         if len(placeholders) != 1:
             raise Unsupported(f"its forward takes {len(placeholders)} inputs, and a block has one")
+        if changed:
+            raise Unsupported(f"its forward changes its attribute {changed[0]!r}")
         if constants:
             raise Unsupported("its forward uses a tensor that is neither a parameter nor a buffer")
+        for node in self.graph.nodes:
+            if not node.users and self.written(node):
+                raise Unsupported(f"its forward writes to what it has read{_at(self.line(node))}")
         (self.start,) = placeholders
         (self.output,) = (n for n in self.graph.nodes if n.op == "output")
         self.end = self.output.args[0]
@@ -139,6 +172,32 @@ class Flow:
             a = self.above[a]
         return a
 
+    def written(self, node: fx.Node) -> list[fx.Node]:
+        """The nodes whose memory a node writes to."""
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        if node.op == "call_module":
+            module = self.module.get_submodule(str(node.target))
+            first = flat(module)[:1] if any(getattr(m, "inplace", False) for m in module.modules()) else []
+            in_place = any(getattr(m, "inplace", False) for m in first)
+        elif node.op in ("call_function", "call_method"):
+            in_place = name.strip("_") in IN_PLACE or (name[-1] == "_" and name[0] != "_") or _works_in_place(node)
+        else:
+            return []
+        found = [*node.args[: int(in_place)], node.kwargs.get("out")]
+        return [n for n in found if isinstance(n, fx.Node) and self._is_tensor(n)]
+
+    def reads_overwritten(self) -> bool:
+        """Whether anything is read, under its own name or as a view, after it has been written to."""
+        order = {node: number for number, node in enumerate(self.graph.nodes)}
+        for node in order:
+            same = self.written(node)  # grows while it is gone through
+            for known in same:
+                if any(order[user] > order[node] for user in known.users):
+                    return True
+                near = [user for user in known.users if _is_view(user)] + [*known.args[: int(_is_view(known))]]  # type: ignore[list-item]
+                same += [n for n in near if n not in same and n is not node]
+        return False
+
     def is_sum(self, node: fx.Node) -> bool:
         """Whether a node adds two tensors that depend on the input."""
         operands = node.args[:2]
@@ -147,7 +206,7 @@ class Flow:
 
     def _is_tensor(self, node: fx.Node) -> bool:
         if _name(node) in ("size", "getattr", "dim", "numel", "floordiv"):
-            return False
+            return _name(node) == "getattr" and _is_view(node)
         return not (_name(node) == "getitem" and not self._is_tensor(node.args[0]))  # type: ignore[arg-type]
 
     def sums(self) -> list[fx.Node]:
@@ -155,7 +214,7 @@ class Flow:
         return [n for n in self.sources if n is not self.start and self.is_sum(n)]
 
     def path(self, start: fx.Node, end: fx.Node) -> list[nn.Module]:
-        """The modules between two nodes, of which the first dominates the second."""
+        """The modules that lead from `start` to `end`, where `start` dominates `end`."""
         found: list[nn.Module] = []
         while end is not start:
             above = self.above[end]
@@ -164,7 +223,7 @@ class Flow:
         return found
 
     def _step(self, above: fx.Node, node: fx.Node) -> list[nn.Module]:
-        """A node that depends on the input through one other alone, as modules."""
+        """The modules that compute `node` from `above`, its immediate dominator."""
         name, others = _name(node), [a for a in node.args[1:] if isinstance(a, fx.Node)]
         one = self.sources[node] == [above] and node.all_input_nodes.count(above) == 1
         if not one:
@@ -195,7 +254,7 @@ class Flow:
         return FUNCTIONS[name](*node.args[1:], **kwargs)
 
     def _constant(self, above: fx.Node, node: fx.Node) -> nn.Module | None:
-        """A gain or a shift by a number or a parameter."""
+        """A `Scale` or `Shift` by a number or a parameter; None for any other operand."""
         name = _name(node)
         first = node.args[0] is above
         other = node.args[1] if first else node.args[0]
@@ -232,7 +291,7 @@ class Flow:
         return known[node]
 
     def _region(self, start: fx.Node, end: fx.Node) -> nn.Module:
-        """All between two nodes as one module, which runs as it is; refused if it holds an addition."""
+        """All that lies between two nodes as one module; raises Unsupported if it contains a residual addition."""
         inside = self.between(start, end)
         for node in inside:
             if self.is_sum(node):
@@ -244,13 +303,13 @@ class Flow:
         return region
 
     def cut_out(self, start: fx.Node, end: fx.Node) -> fx.GraphModule:
-        """What happens between two nodes, as a module of its own."""
+        """A module that computes `end` from `start`."""
         graph = fx.Graph()
         graph.output(self._copy_into(graph, {start: graph.placeholder("x")}, end))
         return fx.GraphModule(self.module, graph, _name(end) or "Part").train(self.module.training)
 
     def between(self, start: fx.Node, end: fx.Node) -> set[fx.Node]:
-        """The nodes between two, the second included, that depend on the input."""
+        """The nodes on all ways from `start` to `end`, with `end` and without `start`."""
         found, queue = {end}, [end]
         while queue:
             for source in self.sources[queue.pop()]:
@@ -264,7 +323,7 @@ class Flow:
         return str(node.meta.get("line", ""))
 
     def residual(self, node: fx.Node) -> "tuple[list[nn.Module], list[nn.Module]]":
-        """Branch and shortcut that an addition adds, from the fork on."""
+        """The branch and the shortcut of an addition, from the fork on."""
         fork = self.above[node]
         sides = [self.path(fork, n) for n in node.args[:2]]  # type: ignore[arg-type]
         if _name(node) in ("sub", "isub"):
@@ -279,7 +338,7 @@ class Flow:
         return branch, shortcut
 
     def whole(self) -> "tuple[fx.Node, list[nn.Module]] | None":
-        """The one addition that the forward is built around, and what stands behind it: activations and gains."""
+        """The only addition of the forward, and the activations and gains after it; None if there is none."""
         end = self.end
         behind: list[nn.Module] = []
         while not self.is_sum(end):
@@ -303,25 +362,39 @@ class Flow:
 
 def _defaults(module: nn.Module) -> dict[str, Any]:
     """The arguments behind the first, at their defaults."""
-    others = list(inspect.signature(module.forward).parameters.values())[1:]
-    return {p.name: p.default for p in others if p.default is not p.empty}
+    return {p.name: p.default for p in other_arguments(module) if p.default is not p.empty}
 
 
 def _name(node: fx.Node) -> str:
-    """The name of a function or method, without the mark of those that work in place."""
+    """The name of the function or method that a node calls, without the underscore of in-place variants."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     return name.strip("_") if node.op in ("call_function", "call_method") else ""
 
 
+def _works_in_place(node: fx.Node) -> bool:
+    """Whether a function is called with inplace=True."""
+    try:
+        call = inspect.signature(node.target).bind(*node.args, **node.kwargs)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # of a method, or a function in C, which has no such argument
+        return False
+    return bool(call.arguments.get("inplace", False))
+
+
+def _is_view(node: fx.Node) -> bool:
+    if _name(node) == "getattr":
+        return node.args[1] in ("data", "T", "mT", "H", "mH", "real", "imag")
+    return _name(node) in VIEWS
+
+
 def _weight(side: list[nn.Module]) -> tuple[int, ...]:
-    """Greater for what is the branch: more layers, larger kernels, more activations, more of all."""
+    """A sort key, greater for the branch than for the shortcut: layers, then kernel sizes, activations, modules."""
     layers = [m for part in side for m in part.modules() if isinstance(m, LAYERS)]
     kernels = sum(m.weight[0, 0].numel() for m in layers)
     return (len(layers), kernels, sum(map(is_activation, side)), sum(not isinstance(m, NO_OPS) for m in side))
 
 
 def flat(module: nn.Module) -> list[nn.Module]:
-    """A module as the layers that it runs one after another; itself where it does anything else."""
+    """The layers that a module runs one after another; the module itself if it does anything else."""
     if altered(module):
         return [module]
     if isinstance(module, StochasticDepth):
@@ -343,7 +416,7 @@ def flat(module: nn.Module) -> list[nn.Module]:
 
 
 def _has_region(flow: Flow) -> bool:
-    """Whether a forward is more than one layer behind another, so that its module is best left whole."""
+    """Whether a forward is more than a chain of layers, so that its module is better left whole."""
     node = flow.end
     while node is not flow.start:
         if len(flow.sources[node]) > 1:
@@ -353,9 +426,9 @@ def _has_region(flow: Flow) -> bool:
 
 
 def adds(module: nn.Module) -> bool:
-    """Whether the code of a module itself, or a function of it or of its file that it calls, may add two tensors.
+    """Whether the forward of a module, or a function that it calls, may add two tensors, judged by its bytecode.
 
-    Cheaper than to follow it; what adds nothing has no residual connection.
+    This is cheaper than tracing. A forward without additions has no residual connection.
     """
     if isinstance(module, fx.GraphModule):
         return True
@@ -382,7 +455,7 @@ def adds(module: nn.Module) -> bool:
 
 
 def is_layer(module: nn.Module) -> bool:
-    """A layer of PyTorch, or another that is known for what it is: its code is not followed."""
+    """Whether a module is a layer of PyTorch or another known one, whose forward is not traced."""
     known = (cls for cls in type(module).__mro__ if cls.__module__.startswith("torch.nn.modules"))
     own = next(known) not in (nn.Module, nn.Sequential, nn.ModuleList, nn.ModuleDict)
     special = isinstance(module, NORMS) or is_activation(module) or hasattr(module, "to_ordinary")
@@ -393,7 +466,7 @@ def is_layer(module: nn.Module) -> bool:
 
 
 def read_traced(block: nn.Module, path: str) -> BlockSpec:
-    """The parts of a block, read off its forward and proved."""
+    """The BlockSpec of a block, read from its forward and proved."""
     flow = Flow(block)
     found = flow.whole()
     if found is None:
@@ -409,7 +482,7 @@ def read_traced(block: nn.Module, path: str) -> BlockSpec:
 def assemble(
     path: str, pre: list[nn.Module], branch: list[nn.Module], shortcut: list[nn.Module], behind: list[nn.Module]
 ) -> BlockSpec:
-    """A BlockSpec of what was read: gains behind the sum go to its sides, norms before the branch to `pre`."""
+    """The BlockSpec of these parts. Gains behind the sum move to its sides, norms before the branch to `pre`."""
     pre, branch, shortcut = list(pre), list(branch), list(shortcut)
     behind = [m for m in behind if not isinstance(m, nn.Identity)]
     while behind and isinstance(behind[0], Scale):
@@ -454,7 +527,7 @@ def _is_pre(module: nn.Module) -> bool:
 
 
 def _as_sampling(shortcut: list[nn.Module], channels: int, axes: int) -> list[nn.Module]:
-    """A shortcut with what it does without weights, subsampling and zero padding of channels, as PadShortcut."""
+    """The shortcut with subsampling and zero padding of channels as `PadShortcut`."""
     done: list[nn.Module] = []
     for module in shortcut:
         bare = isinstance(module, fx.GraphModule | nn.ZeroPad1d | nn.ZeroPad2d) and not list(module.parameters())
@@ -475,7 +548,7 @@ def _as_sampling(shortcut: list[nn.Module], channels: int, axes: int) -> list[nn
 
 @torch.no_grad()
 def sampling(module: nn.Module, channels: int, axes: int) -> PadShortcut | None:
-    """The PadShortcut that a module without weights is, found and checked on random inputs; None if it is none."""
+    """The PadShortcut that does the same as a module without weights on random inputs; None if none does."""
     generator = torch.Generator().manual_seed(0)
     known: PadShortcut | None = None
     for shape in ((12, 8)[:axes], (7, 9)[:axes]):
@@ -498,7 +571,7 @@ def sampling(module: nn.Module, channels: int, axes: int) -> PadShortcut | None:
 
 
 def residual_of(spec: BlockSpec) -> Residual:
-    """The block that a spec describes, with its own modules."""
+    """A `Residual` made of the modules of a spec."""
     return Residual(
         nn.Sequential(*spec.branch),
         pre=nn.Sequential(*spec.pre),
@@ -514,7 +587,7 @@ def residual_of(spec: BlockSpec) -> Residual:
 
 @torch.no_grad()
 def prove_parts(block: nn.Module, spec: BlockSpec, line: str = "") -> None:
-    """Refuses a block whose parts, put together again, do not give what it gives, with random weights in float64."""
+    """Raises Unsupported if the parts, put together again, differ from the block, with random weights in float64."""
     if any(t.is_meta for t in (*block.parameters(), *block.buffers())):
         return
     try:
@@ -526,7 +599,7 @@ def prove_parts(block: nn.Module, spec: BlockSpec, line: str = "") -> None:
 
 @torch.no_grad()
 def compare(block: nn.Module, parts: nn.Module, spec: BlockSpec, line: str = "") -> None:
-    """Runs both on random inputs of shapes that they may take; the two share their weights, which are set at random."""
+    """Raises Unsupported if the two differ on random inputs. They share their weights, which are set at random."""
     generator = torch.Generator().manual_seed(0)
     for module in {*block.modules(), *parts.modules()}:
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -559,11 +632,11 @@ def compare(block: nn.Module, parts: nn.Module, spec: BlockSpec, line: str = "")
         if proved == 2:
             return
     if not proved:
-        raise Unsupported(f"no input was found that it takes, to prove its parts on{_at(line)}")
+        raise Unsupported(f"no input was found that it takes, to prove on it what was read{_at(line)}")
 
 
 def _call(module: nn.Module, x: Tensor) -> Any:
-    """module(x), where a failure is to be expected: an fx.GraphModule prints its own."""
+    """module(x); an fx.GraphModule would print a failure before it raises."""
     return module.forward(x) if isinstance(module, fx.GraphModule) else module(x)
 
 
@@ -573,15 +646,17 @@ def _set_in_place(modules: list[nn.Module], value: bool) -> None:
 
 
 def _shapes(spec: BlockSpec) -> Iterator[tuple[int, ...]]:
-    """Shapes of one input that a block may take, without the batch."""
+    """Shapes to try as one input of a block, without the batch."""
     modules = [m for part in (*spec.pre, *spec.branch) for m in part.modules()]
     sizes = [m.normalized_shape[-1] for m in modules if isinstance(m, nn.LayerNorm)]
     sizes += [m.num_features for m in modules if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    sizes += [m.in_channels for m in modules if isinstance(m, nn.Conv1d | nn.Conv2d)]
+    sizes += [m.in_channels for m in modules if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)]
     sizes += [m.in_features for m in modules if isinstance(m, nn.Linear)]
     for width in dict.fromkeys(sizes):
         if any(isinstance(m, nn.Conv1d) for m in modules):
             yield from ((width, 16), (width, 13))
+        if any(isinstance(m, nn.Conv3d) for m in modules):
+            yield from ((width, 4, 6, 8), (width, 3, 5, 7))
         yield from ((width, 8, 6), (width, 5, 7), (width, 4, 10), (8, 6, width), (width,), (6, width))
         yield from ((other, width) for other in dict.fromkeys(sizes))
 
@@ -590,10 +665,10 @@ def _shapes(spec: BlockSpec) -> Iterator[tuple[int, ...]]:
 
 
 def expose(model: nn.Module) -> nn.Module:
-    """The model with every residual connection that a larger forward holds as a module of its own, a `Residual`.
+    """The model with each residual connection inside a larger forward turned into a module, a `Residual`.
 
-    In place; a module whose forward is rewritten becomes an fx.GraphModule with the same children. What can't be read
-    stays as it is.
+    It is changed in place. A module whose forward is rewritten becomes an fx.GraphModule with the same children. What
+    can't be read stays as it is.
     """
     from unskip.surgery.reading import find_blocks, reader_of
 
@@ -619,8 +694,38 @@ def expose(model: nn.Module) -> nn.Module:
     return visit(model)
 
 
+def _same_in_all_modes(flow: Flow) -> bool:
+    """Whether a forward runs the same functions in training mode, and with gradients and without; dropouts aside."""
+    for training in (False, True):
+        for grad in (False, True):
+            with torch.set_grad_enabled(grad):
+                try:
+                    other = Flow(flow.module, training=training)
+                except Unsupported:
+                    return False
+            if _calls(other, training) != _calls(flow, False):
+                return False
+    return True
+
+
+def _calls(flow: Flow, training: bool) -> list[tuple[str, ...]]:
+    """The nodes of a graph as text, without the argument by which a dropout follows the mode."""
+    calls = []
+    for node in flow.graph.nodes:
+        kwargs = dict(node.kwargs)
+        if _name(node).startswith("dropout") and kwargs.get("training") is training:
+            del kwargs["training"]
+        calls.append((node.op, str(node.target), str(node.args), str(kwargs)))
+    return calls
+
+
 def _rewritten(module: nn.Module, flow: Flow, sums: list[fx.Node]) -> nn.Module:
-    """A module with the residual connections of its own forward as submodules."""
+    """A module with the residual connections of its own forward as submodules.
+
+    The module itself where the graph is not all that its forward does: in training, or by a write to memory.
+    """
+    if flow.reads_overwritten() or not _same_in_all_modes(flow):
+        return module
     found = [part for node in sums if (part := _inner(module, flow, node)) is not None]
     if not found:
         return module
@@ -647,7 +752,7 @@ def _rewritten(module: nn.Module, flow: Flow, sums: list[fx.Node]) -> nn.Module:
 
 
 def _substitute(module: nn.Module, graph: fx.Graph, node: fx.Node, path: str, new: nn.Module, source: fx.Node) -> None:
-    """Has a module compute what a node computes, from another node."""
+    """Replaces a node by a call of `new`, registered at `path`, on the output of `source`."""
     (source,) = source.meta.get("moved", (source,))
     module.set_submodule(path, new.train(module.training))
     with graph.inserting_after(node):
@@ -661,11 +766,11 @@ def _inner(module: nn.Module, flow: Flow, node: fx.Node) -> tuple[fx.Node, fx.No
     from unskip.surgery.reading import find_blocks
 
     fork, end, behind = flow.above[node], node, []
-    (user, *more) = end.users
-    if not more and flow.sources.get(user) == [end]:
-        step = flow.path(end, user)
+    users = [*end.users]
+    if len(users) == 1 and flow.sources.get(users[0]) == [end]:
+        step = flow.path(end, users[0])
         if len(step) == 1 and is_activation(step[0]):
-            behind, end = step, user
+            behind, end = step, users[0]
     inside = flow.between(fork, end)
     if any(user not in inside and user.users for n in inside if n is not end for user in n.users):
         return None

@@ -151,6 +151,12 @@ def verify(a: nn.Module, b: nn.Module, example: Tensor, *, seed: int = 0) -> Che
 
     Returns:
         A `Check`: `print(check)` shows a table, `check.ok(tolerance)` is the answer.
+
+    Example:
+        >>> net = unskip.create_model("pnnh_resnet20").eval()
+        >>> check = unskip.verify(net, unskip.fold(net), torch.randn(2, 3, 32, 32))  # (B, C, H, W)
+        >>> check.ok(1e-4)
+        True
     """
     models = {name: checked_model("verify", model, name) for name, model in (("a", a), ("b", b))}
     if not is_batch(example) or example.numel() == 0:
@@ -203,7 +209,7 @@ def verify(a: nn.Module, b: nn.Module, example: Tensor, *, seed: int = 0) -> Che
 
 
 def in_words(example: object) -> str:
-    """An input that is none, for a message: its dtype and shape, or what it is instead."""
+    """A rejected input, for a message: the dtype and shape of a tensor, or the class of anything else."""
     if isinstance(example, Tensor):
         return f"{example.dtype} {tuple(example.shape)}"
     text = repr(example)

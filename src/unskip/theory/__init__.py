@@ -23,7 +23,9 @@ from unskip.theory.scaling import (
 )
 from unskip.theory.survival import (
     Response,
+    activation_cosine,
     collapsing_depth,
+    linear_fidelity,
     minimum_collapsing_depth,
     relu_cosine,
     response,
@@ -39,6 +41,7 @@ __all__ = [
     "Response",
     "Scaling",
     "activation",
+    "activation_cosine",
     "activation_moments",
     "batch_norm",
     "collapsing_depth",
@@ -49,6 +52,7 @@ __all__ = [
     "expected_dominance_residual",
     "growth_rate",
     "linear",
+    "linear_fidelity",
     "max_pool",
     "minimum_collapsing_depth",
     "probability_larger",

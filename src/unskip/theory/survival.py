@@ -12,11 +12,16 @@ layers, ReLU between them, are He-normal. There are three readings of Theorems 3
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from unskip.theory.checks import at_least, one_of, positive, probability
+from unskip.theory.normal import Activation, activation_moments, quadrature
 
 Reading = Literal["printed", "corrected", "exact"]
 READINGS = ("printed", "corrected", "exact")
@@ -45,16 +50,59 @@ def response(mu_x: float, sigma_x: float, *, residual: bool, reading: Reading = 
     return Response(mean=0.0, variance=learned)
 
 
-def relu_cosine(c: float) -> float:
+def relu_cosine(c: float, *, slope: float | Sequence[float] = 0.0) -> float:
     """The cosine of two inputs after one wide He-normal layer and ReLU, given their cosine c before it::
 
-        κ(c) = (√(1 - c²) + c (π - arccos c)) / π
+        κ(c) = c + q (√(1 - c²) - c arccos c) / π          q = E[(1 - a)²] / E[1 + a²]
 
-    It grows towards 1 with each layer: without a path around the activation, all inputs become alike.
+    It grows towards 1 with each layer: without a path around the activation, all inputs become alike. LReLU slows that
+    down by q: 1 for ReLU, 0.45 for a slope a of 0.3, 0 for a linear layer. The depth at which a given cosine close to 1
+    is reached is proportional to 1/q.
+
+    Args:
+        slope: a, of LReLU; or the slopes of PReLU, one for each unit.
     """
     if not -1 <= c <= 1:
         raise ValueError(f"relu_cosine: c={c} must be a cosine, -1 to 1.")
-    return (math.sqrt(1 - c * c) + c * (math.pi - math.acos(c))) / math.pi
+    slopes = [float(slope)] if isinstance(slope, int | float) else [float(a) for a in slope]
+    if not slopes or not all(map(math.isfinite, slopes)):
+        raise ValueError(f"relu_cosine: slope={slope!r} must be a finite number, or one for each unit.")
+    q = sum((1 - a) ** 2 for a in slopes) / sum(1 + a * a for a in slopes)
+    return c + q * (math.sqrt(1 - c * c) - c * math.acos(c)) / math.pi
+
+
+def activation_cosine(g: Activation, c: float, *, variance: float = 1.0) -> float:
+    """The cosine of two inputs after one wide layer and any activation, given the cosine c of their responses::
+
+        κ_g(c) = E[g(X) g(Y)] / E[g(X)²]          X, Y ~ N(0, variance) of correlation c
+
+    By quadrature, to about six digits; `relu_cosine` is the closed form for ReLU, LReLU and PReLU.
+
+    Args:
+        g: an element-wise function of a float64 tensor, `torch.nn.GELU()` for instance.
+        variance: of the responses. It matters for all activations but the positively homogeneous ReLU and LReLU.
+    """
+    if not -1 <= c <= 1:
+        raise ValueError(f"activation_cosine: c={c} must be a cosine, -1 to 1.")
+    x, w = map(torch.from_numpy, quadrature(0.0, variance))
+    with torch.no_grad():
+        first = g(x.clone())  # copies, so that in-place activations work
+        if not isinstance(first, Tensor) or first.shape != x.shape:
+            raise ValueError(f"activation_cosine: {g!r} is not element-wise: its output has another shape.")
+        second = g(c * x[:, None] + math.sqrt(1 - c * c) * x) @ w  # E[g(Y) | X = x]
+    return float(w @ (first * second)) / float(w @ first**2)
+
+
+def linear_fidelity(g: Activation, *, variance: float = 1.0) -> float:
+    """The share of an activation's variance that is linear in its input: the squared correlation of Z and g(Z)::
+
+        ρ² = variance E[g'(Z)]² / Var[g(Z)]          Z ~ N(0, variance)
+
+    The rest is what a linear map of one unit can't read back. ReLU: 0.733; LReLU of slope a:
+    ((1 + a)/2)² / ((1 + a²)/2 - (1 - a)²/(2π)).
+    """
+    moments = activation_moments(g, variance=variance)
+    return variance * moments.slope**2 / moments.variance
 
 
 def unit_statistics(mu_x: float, sigma_x: float, *, layers: int = 2) -> tuple[float, float]:
@@ -73,13 +121,18 @@ def unit_statistics(mu_x: float, sigma_x: float, *, layers: int = 2) -> tuple[fl
     return math.sqrt(2 * square * c), 2 * square * (1 - c)
 
 
-def surviving_fraction(mu_x: float, sigma_x: float, *, residual: bool) -> float:
+def surviving_fraction(mu_x: float, sigma_x: float, *, residual: bool, slope: float = 0.0) -> float:
     """The fraction of responses above zero in wide blocks, which Theorem 3.3 bounds from below.
 
     ½ in plain blocks, by symmetry. In residual blocks Φ(μ_x / √(3 σ_x² + 2 μ_x²)), exact for normal inputs and close
     for others. For σ_x far below μ_x that is Φ(1/√2) = 0.760, for any μ_x.
+
+    With LReLU of a negative `slope` a, He's gain is 2/(1 + a²) and takes the place of the 2: a residual block has a few
+    more positive responses, Φ(√((1 + a²)/2)), and the others are scaled and not lost.
     """
     exact = response(mu_x, sigma_x, residual=residual)
+    own = sigma_x**2 if residual else 0.0
+    exact = Response(mean=exact.mean, variance=own + (exact.variance - own) / (1 + slope * slope))
     return NormalDist().cdf(exact.mean / math.sqrt(exact.variance)) if exact.variance > 0 else 0.5
 
 

@@ -30,7 +30,7 @@ START_ANEW = "Nothing was changed. Put the right file there, or start anew in an
 explained = functools.partial(files.explained, command="train", way_out=GO_ON)
 write_atomically = functools.partial(files.write_atomically, command="train", way_out=GO_ON)
 
-# What a checkpoint holds besides `format`, `own` and `input_size`, which only `unskip.load` reads
+# What a checkpoint holds besides `format`, `own`, `input_size` and `preparation`, which only `unskip.load` reads
 FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("recipe", "data", "network", "optimizer"), (dict,)),
     **dict.fromkeys(("scaler", "ema"), (dict, NoneType)),

@@ -7,6 +7,8 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+SHORTEST = 0.05  # s, below which no speed is told
+
 
 class Display:
     """Shows a run. `silent` is for processes other than the main one, and for callers who show it themselves."""
@@ -14,9 +16,11 @@ class Display:
     def __init__(self, *, epochs: int, steps: int, step: int = 0, silent: bool = False) -> None:
         self.epochs, self.silent = epochs, silent
         self.console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self.mark = time.perf_counter()  # of the last look
+        self.mark = time.perf_counter()  # since when `images` are counted
+        self.images, self.speed = 0, 0.0
         self.progress: Progress | None = None
-        if self.console.is_terminal and not silent:
+        # Jupyter asks for colours (FORCE_COLOR), which rich takes for a terminal; a bar would fill the cell.
+        if self.console.is_terminal and self.console.file.isatty() and not silent:
             columns = (
                 SpinnerColumn(),
                 TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
@@ -42,10 +46,11 @@ class Display:
 
     def update(self, row: dict[str, Any], images: int) -> None:
         """The last update that was looked at, and how many images were seen since the look before."""
-        now = time.perf_counter()
-        speed, self.mark = images / max(now - self.mark, 1e-9), now
+        self.images += images
+        if (now := time.perf_counter()) - self.mark > SHORTEST:  # several may come at once
+            self.speed, self.images, self.mark = self.images / (now - self.mark), 0, now
         if self.progress is not None:
-            now_words = f"loss {row['loss']:.4f}  error {row['error']:.2f} %  {speed:,.0f} images/s"
+            now_words = f"loss {row['loss']:.4f}  error {row['error']:.2f} %  {self.speed:,.0f} images/s"
             self.progress.update(self.task, completed=row["step"], epoch=row["epoch"], now=now_words)
 
     def epoch(self, row: dict[str, Any]) -> None:
@@ -57,7 +62,7 @@ class Display:
             f"error {row['error']:.2f} %{val}, {row['images_per_s']:,.0f} images/s",
             style="",
         )
-        self.mark = time.perf_counter()  # evaluation is not counted as training
+        self.images, self.mark = 0, time.perf_counter()  # evaluation is not counted as training
 
     def say(self, text: str, style: str = "yellow") -> None:
         """A sentence. A terminal that is gone or a full disk behind stderr must not end a run."""

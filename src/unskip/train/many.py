@@ -102,7 +102,9 @@ def run_many(
         for note in dict.fromkeys(note for each in data.values() for note in each.notes):
             say(f"Note: {note}.")
         with machine.seeded_run(first.run), machine.Stop(minutes) as stop:
-            shared: dict[str, Any] = {"resume": "auto", "take_over": take_over, "stop": stop, "silent": True}
+            shared: dict[str, Any] = {
+                "resume": "auto", "take_over": take_over, "stop": stop, "silent": True, "results_only": results_only
+            }  # fmt: skip
             trainings = {
                 name: train_one(recipe, data=data[recipe.data], out=folder / name, **shared)
                 for name, recipe in left.items()

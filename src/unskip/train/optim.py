@@ -2,6 +2,7 @@
 
 import bisect
 import fnmatch
+import inspect
 import math
 from typing import Any
 
@@ -14,7 +15,9 @@ from unskip.train.penalties import unit_weights
 from unskip.train.recipe import OptimizerConfig
 
 ADAM = ("adam", "adamw", "nadam", "nadamw")  # optimizers that take `beta2` and `eps`
-CAPTURABLE = ("sgd", "adam", "adamw")  # optimizers whose update can be part of a CUDA graph
+MUON_IS_CAPTURABLE = "capturable" in inspect.signature(Muon).parameters  # in timm 1.0.29 and later
+# Optimizers whose update can be part of a CUDA graph
+CAPTURABLE = ("sgd", "adam", "adamw", *(["muon"] if MUON_IS_CAPTURABLE else []))
 
 
 def param_groups(model: nn.Module, weight_decay: float, *, decay_all: bool = False) -> list[dict[str, Any]]:
@@ -22,6 +25,13 @@ def param_groups(model: nn.Module, weight_decay: float, *, decay_all: bool = Fal
 
     Coders are buffers and in no group. `decay_all=True` is what the CIFAR recipes of the papers do: one group in which
     every trained parameter decays.
+
+    Example:
+        >>> net = unskip.create_model("pnnh_resnet20")
+        >>> groups = unskip.param_groups(net, weight_decay=5e-4)
+        >>> [(len(group["params"]), group["weight_decay"]) for group in groups]
+        [(23, 0.0), (20, 0.0005)]
+        >>> optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
     """
     if isinstance(weight_decay, bool) or not isinstance(weight_decay, int | float):
         raise ValueError(f"param_groups: weight_decay={weight_decay!r} must be a number.")
@@ -85,13 +95,16 @@ def hidden_matrices(model: nn.Module) -> set[int]:
     return {id(m.weight) for m in inner if m.weight.requires_grad} - outer
 
 
-def make_muon(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+def make_muon(
+    groups: list[dict[str, Any]], config: OptimizerConfig, *, cuda_graph: bool = False
+) -> torch.optim.Optimizer:
     """timm's Muon for the groups with `use_muon`, and AdamW for the rest, which shares the learning rate.
 
     An update is orthogonalised by Newton and Schulz and scaled to the size of AdamW's, 0.2 √(larger side) (Liu et al.
     2025, arXiv:2502.16982), so that one learning rate serves both. The settings are those of torch.optim.Muon.
     """
     adamw = {"use_fallback": True, "nesterov": False, "eps": config.eps, "adamw_lr": config.lr}
+    capturable: dict[str, Any] = {"capturable": True} if cuda_graph else {}  # older ones don't know the word
     return Muon(
         [group if group["use_muon"] else {**group, **adamw} for group in groups],
         lr=config.lr,
@@ -105,6 +118,7 @@ def make_muon(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.op
         conv_mode="flatten",
         normalize_spatial=True,
         betas=(0.9, config.beta2),
+        **capturable,
     )
 
 
@@ -125,11 +139,11 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, *, cuda_graph: boo
     if name == "sgd":  # timm's 'sgd' is always Nesterov's
         fused = next(model.parameters()).device.type == "cuda"
         optimizer = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=config.nesterov, fused=fused)
+    elif name == "muon":
+        optimizer = make_muon(groups, config, cuda_graph=cuda_graph)
     elif cuda_graph and name in CAPTURABLE:
         kind = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
         optimizer = kind(groups, lr=lr, fused=True, capturable=True, **adam)
-    elif name == "muon":
-        optimizer = make_muon(groups, config)
     else:
         optimizer = create_optimizer_v2(groups, opt=name, lr=lr, **(adam or {"momentum": momentum}))
     for group in optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""Quantisation-aware training: a trained network goes on training as the INT8 file that will be made of it.
+"""Quantisation-aware training: a trained network trains on as the INT8 file that it will become.
 
 It is folded (after `rm`, where it has skips), its ranges are read from training images, and every layer rounds its
 input and its weight as the file does (`unskip.ship.fake_quant`). `unskip export` keeps these ranges.

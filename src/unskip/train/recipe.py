@@ -83,7 +83,7 @@ class RunConfig(Section):
     sync_bn: bool = False  # batch statistics over all GPUs
     deterministic: bool = False  # the same losses twice, also on a GPU
     seed: NonNegative[int] = 0  # of weights, order and augmentation; the validation split is the same for all seeds
-    quantize: WeightBits = 0  # bits of weights in training as the INT8 file that is made of it, 7 or 8; 0: in float
+    quantize: WeightBits = 0  # bits of weights in quantisation-aware training: 7 or 8, as in the INT8 file; 0: off
     keep: Literal["last", "best"] = "last"  # which weights are tested: the last, or the best on validation
     recalibrate_batchnorm: NonNegative[int] = 0  # training images, as one batch, for BatchNorm at the end; 0: off
     save_steps: Free[NonNegative[int]] = 0  # updates between checkpoints, besides the end of each epoch
@@ -185,8 +185,11 @@ FIELDS = {name: section for section, kind in SECTIONS.items() for name in kinds(
 RENAMED = {"network": "model", "settle": "recalibrate_batchnorm"}
 
 
-def _nearest(name: str) -> str:
-    return f" It is {RENAMED[name]!r} now." if name in RENAMED else nearest(name, list(FIELDS))
+OPTIONS = ("data", "out", "resume", "take_over", "show", "list")  # of the command, beside the fields
+
+
+def _nearest(name: str, others: Sequence[str] = ()) -> str:
+    return f" It is {RENAMED[name]!r} now." if name in RENAMED else nearest(name, [*FIELDS, *others])
 
 
 # ---------------------------------------------------------------- by name
@@ -244,12 +247,21 @@ def parse_command(words: Sequence[str], data: str | None = None) -> tuple[str, R
     changes = parse_overrides(words[1:] if named else words)
     name = words[0] if named else DEFAULT
     if not named and data is not None and "dataset" not in changes:
-        kind = find_kind(Path(data).expanduser())
+        path = Path(data).expanduser()
+        kind = find_kind(path)
+        if kind is None:
+            raise ValueError(
+                f"train: --data {data} does not exist."
+                if not path.exists()
+                else f"train: what --data {data} holds is not recognised. Images lie in a folder for each class, at least "
+                f"two of them, for instance {data}/cat/*.jpg and {data}/dog/*.jpg. For other data say what they are with "
+                "--dataset (`unskip train --list` names recipes that do)."
+            )
         if kind == "imagefolder":
             name = DEFAULT_IMAGES
             if "model" in changes or "init_from" in changes:
                 changes.setdefault("pretrained", False)
-        elif kind is not None:
+        else:
             changes["dataset"] = kind
     return Path(name).stem, load_recipe(name, **changes)
 
@@ -268,7 +280,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
         option, equals, text = word[2:].partition("=")
         name = option.replace("-", "_")
         if name not in FIELDS:
-            raise ValueError(f"train: there is no option --{option}.{_nearest(name)}")
+            raise ValueError(f"train: there is no option --{option}.{_nearest(name, OPTIONS)}")
         if name in changes:
             raise ValueError(f"train: --{option} was given twice; give it once.")
         kind = kinds(SECTIONS[FIELDS[name]])[name]

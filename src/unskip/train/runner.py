@@ -38,7 +38,7 @@ class Result:
     dataset: str
     test_error: float  # percent, of the weights that the recipe keeps
     test_loss: float  # cross-entropy
-    test_images: int
+    test_images: int  # of a text its tokens
     val_error: float | None  # percent, of the same weights
     val_loss: float | None
     parameters: int  # trained
@@ -135,6 +135,12 @@ def train_one(
 
     `more` goes to Training.
     """
+    start = recipe.network
+    if recipe.run.quantize and model is None and not (start.pretrained or start.init_from):
+        raise ValueError(
+            f"recipe: quantize={recipe.run.quantize} needs a trained network to start from, and {start} has random "
+            "weights. Give init_from (--init-from RUN) or pretrained."
+        )
     own = "" if model is None else type(model).__name__
     model = build(recipe, data) if model is None else model
     try_out(model, data)
@@ -215,13 +221,13 @@ def finish(training: Training) -> Result:
         training.recalibrate_batchnorm()
     test_loss, test_error = training.evaluate(data.test)
     val_loss, val_error = (None, None) if data.val is None else training.evaluate(data.val)
-    sample = write_text(training) if data.vocabulary else ""
+    sample = write_text(training) if data.vocabulary and not training.results_only else ""
     result = Result(
         network=network,
         dataset=data.name,
         test_error=test_error,
         test_loss=test_loss,
-        test_images=len(data.test),
+        test_images=training.feed.count(data.test) * (data.image_size if data.vocabulary else 1),
         val_error=val_error,
         val_loss=val_loss,
         parameters=sum(p.numel() for p in training.bare.parameters() if p.requires_grad),
@@ -232,14 +238,16 @@ def finish(training: Training) -> Result:
         out=str(folder.path),
         sample=sample,
     )
-    saving.write_weights(training, "weights.safetensors")
-    if training.main and recipe.run.quantize:
-        model = training.bare if training.ema is None else training.ema.module
-        write_network(folder.path / NETWORK, model, recipe, data)
+    if not training.results_only:
+        saving.write_weights(training, "weights.safetensors")
+        if training.main and recipe.run.quantize:
+            model = training.bare if training.ema is None else training.ema.module
+            write_network(folder.path / NETWORK, model, recipe, data)
+        if training.main:
+            guess = data.chance_loss if recipe.optimizer.loss == "cross_entropy" else None
+            picture = draw_curves(read_metrics(folder.metrics), f"{network} on {data.name}", guess)
+            folder.write("curves.png", picture)
     if training.main:
-        guess = data.chance_loss if recipe.optimizer.loss == "cross_entropy" else None
-        picture = draw_curves(read_metrics(folder.metrics), f"{network} on {data.name}", guess)
-        folder.write("curves.png", picture)
         folder.write("result.json", (json.dumps(asdict(result), indent=1) + "\n").encode())
     if result.stuck:
         training.display.say(

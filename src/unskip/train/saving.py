@@ -1,6 +1,5 @@
 """Saving a run and going on with it: what of a Training goes into a checkpoint, and back."""
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +8,7 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 
 from unskip._core import rng
+from unskip.data.feed import preparation
 from unskip.train import machine
 from unskip.train.checkpoint import START_ANEW, check_same, load_checkpoint
 from unskip.train.recipe import Recipe
@@ -24,8 +24,7 @@ def save(training: "Training") -> None:
     t = training
     t.flush_metrics()
     machine.average_norms(t.accelerator, t.bare)
-    now = time.perf_counter()
-    t.seconds, t.clock = t.seconds + now - t.clock, now
+    t.count_seconds()
     weights = machine.network_state(t.accelerator, t.network)
     optimizer = machine.optimizer_state(t.accelerator, t.network, t.optimizer)
     random = gather_object([rng.get_state()])
@@ -35,6 +34,7 @@ def save(training: "Training") -> None:
             "recipe": t.recipe.as_dict(),
             "data": t.fingerprint,
             "input_size": [*t.data.input_size],
+            "preparation": preparation(t.data, t.recipe.data),
             "feed": type(t.feed).__name__,
             "network": weights,
             "optimizer": optimizer,

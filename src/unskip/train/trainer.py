@@ -53,10 +53,12 @@ class Training:
         silent: bool = False,
         own: str = "",  # the class of a network that the recipe does not name
         stop: machine.Stop | None = None,  # shared by several runs, and installed by whoever made it
+        results_only: bool = False,  # no weights, picture or sample at the end, and no last checkpoint
     ) -> None:
         self.accelerator, self.recipe, self.folder, self.own = accelerator, recipe, folder, own
         self.main = accelerator.is_main_process
         self.silent = silent or not self.main
+        self.results_only = results_only
         self.stop = stop or machine.Stop()
         self.signals = nullcontext() if stop else self.stop
         dtype = torch.float64 if recipe.run.precision == "fp64" else torch.float32
@@ -153,10 +155,17 @@ class Training:
                 self.stop_if_asked()
         self.flush_metrics()
         self.close_epoch(epoch + 1, (steps - start) * config.batch / (time.perf_counter() - began))
-        if self.done == self.total or time.perf_counter() - self.clock >= config.save_seconds:
+        if self.done == self.total and self.results_only:
+            self.count_seconds()
+        elif self.done == self.total or time.perf_counter() - self.clock >= config.save_seconds:
             saving.save(self)
         if self.done < self.total:
             self.stop_if_asked()
+
+    def count_seconds(self) -> None:
+        """Adds the time since the last call to `seconds`."""
+        now = time.perf_counter()
+        self.seconds, self.clock = self.seconds + now - self.clock, now
 
     def close_epoch(self, epoch: int, images_per_s: float) -> None:
         """Validates, writes the epoch's line, and says so when the network does not learn."""

@@ -1,4 +1,4 @@
-"""Attention without a skip, one file for each way: what `plainify(model, method, attention=...)` builds.
+"""Attention without a skip, one file per way: what `plainify(model, method, attention=...)` builds.
 
 A block's attention, y = x + W_O A(X) W_V x, becomes y = W_O A W_V x. The ways differ in A and in how they start.
 """
@@ -24,7 +24,7 @@ __all__ = ["ATTENTIONS", "KEEP", "AttentionSpec", "Rotary", "SelfAttention", "ch
 
 
 def check_attention(name: object) -> None:
-    """Refuses what is no way to treat attention."""
+    """Raises a ValueError if `name` is no way to treat attention."""
     known = [*ATTENTIONS, KEEP]
     if name not in known:
         raise ValueError(f"plainify: attention={name!r} is not known.{nearest(str(name), known)}")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unskip.methods.attention.self_attention import SelfAttention, orthogonal
+from unskip.methods.attention.self_attention import SelfAttention, set_orthogonal
 
 ALPHA, BETA, C = 2.0, 0.6, 3.0
 
@@ -25,7 +25,7 @@ class CutAttention(SelfAttention):
 
     def start(self) -> None:
         for layer in (self.v, self.o):
-            orthogonal(layer)
+            set_orthogonal(layer)
             layer.weight.mul_(C)
         for layer in (self.q, self.k):
             if layer.bias is not None:
@@ -44,10 +44,6 @@ class CutAttention(SelfAttention):
                 self.k.weight[at : at + self.head_dim] = root * Vt[: self.head_dim]
 
     def start_mlp(self, mlp: nn.Module) -> None:
-        with torch.no_grad():
-            for layer in mlp.modules():
-                if isinstance(layer, nn.Linear):
-                    longer, shorter = max(layer.weight.shape), min(layer.weight.shape)
-                    nn.init.orthogonal_(layer.weight, gain=(longer / shorter) ** 0.5)
-                    if layer.bias is not None:
-                        nn.init.zeros_(layer.bias)
+        for layer in mlp.modules():
+            if isinstance(layer, nn.Linear):
+                set_orthogonal(layer, (max(layer.weight.shape) / min(layer.weight.shape)) ** 0.5)

@@ -1,7 +1,7 @@
 """Attention `espa`: exponential signal preserving attention, A ← D softmax(q kᵀ / √d_h + B), W_Q = 0 at the start.
 
 He et al. 2023, *Deep Transformers without Shortcuts*, arXiv:2302.10322, section 3.2. With orthogonal W_V W_O a layer
-turns the kernel Σ of the tokens into A Σ Aᵀ. E-SPA asks for Σ_l = (exp(-γ_l |i - j|))_ij behind layer l:
+turns the kernel Σ of the tokens into A Σ Aᵀ. E-SPA asks for Σ_l = (exp(-γ_l |i - j|))_ij after layer l:
 
     A_l = L_l L_{l-1}⁻¹,   Σ_l = L_l L_lᵀ       L_l the Cholesky factor for causal attention, else the symmetric root
     A_l = D P,             B = log P            D the sums of the rows, P has rows that sum to 1
@@ -18,13 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unskip.methods.attention.self_attention import AttentionSpec, SelfAttention, orthogonal, zero
+from unskip.methods.attention.self_attention import AttentionSpec, SelfAttention, set_orthogonal
 
-GAMMA_L = 0.005  # behind the last layer
+torch.fx.wrap("rows_and_bias")  # one node of a symbolic trace (torch.fx), which knows no sizes
+
+GAMMA_L = 0.005  # after the last layer
 
 
 def gamma_of(layer: int, depth: int, gamma_L: float = GAMMA_L) -> float:
-    """γ_l behind `layer` of `depth` layers: infinite behind none, γ_L behind the last one."""
+    """γ_l after `layer` of `depth` layers: infinite before the first, γ_L after the last."""
     squared = (-math.expm1(-2 * gamma_L)) ** (layer / depth)  # α_l²
     return math.inf if layer == 0 else -math.log1p(-squared) / 2
 
@@ -46,6 +48,7 @@ def causal_attention(position: Tensor, before: float, after: float) -> Tensor:
 
 
 def alpha(gamma: float) -> float:
+    """α = √(1 - exp(-2γ))."""
     return math.sqrt(-math.expm1(-2 * gamma))
 
 
@@ -69,7 +72,21 @@ def symmetric_attention(tokens: int, before: float, after: float) -> np.ndarray:
 @torch.compiler.assume_constant_result
 def symmetric_constant(tokens: int, before: float, after: float) -> Tensor:
     """`symmetric_attention` as a constant of a compiled or exported program."""
-    return torch.from_numpy(symmetric_attention(tokens, before, after)).float()
+    return torch.from_numpy(symmetric_attention(tokens, before, after))
+
+
+def rows_and_bias(q: Tensor, before: float, after: float, *, causal: bool) -> tuple[Tensor, Tensor]:
+    """D, (T, 1), and B, (T, T), for queries of shape (B, heads, T, d_h)."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    if causal:
+        matrix = causal_attention(torch.ones_like(q[0, 0, :, 0], dtype=wide).cumsum(0), before, after)
+    else:
+        matrix = symmetric_constant(q.shape[2], before, after).to(wide).to(q.device)
+    D = matrix.sum(1, keepdim=True)
+    B = (matrix / D).clamp_min(torch.finfo(wide).tiny).log()
+    if causal:
+        B = B.masked_fill(matrix == 0, torch.finfo(wide).min)
+    return D.to(q.dtype), B.to(q.dtype)
 
 
 class ESPAttention(SelfAttention):
@@ -80,23 +97,13 @@ class ESPAttention(SelfAttention):
         self.before, self.after = gamma_of(spec.layer, spec.depth), gamma_of(spec.layer + 1, spec.depth)
 
     def start(self) -> None:
-        zero(self.q)
-        zero(self.bias)
-        orthogonal(self.v)
-        orthogonal(self.o)
+        self.set_logits_to_zero()
+        set_orthogonal(self.v)
+        set_orthogonal(self.o)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        if self.causal:
-            wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-            position = torch.ones_like(q[0, 0, :, 0], dtype=wide).cumsum(0)
-            matrix = causal_attention(position, self.before, self.after)
-        else:
-            matrix = symmetric_constant(q.shape[2], self.before, self.after).to(q.device)
-        D = matrix.sum(1, keepdim=True)
-        B = (matrix / D).clamp_min(torch.finfo(matrix.dtype).tiny).log()
-        if self.causal:
-            B = B.masked_fill(matrix == 0, torch.finfo(matrix.dtype).min)
-        return D.to(v.dtype) * self.attend(q, k, v, mask, B.to(q.dtype))
+        D, B = rows_and_bias(q, self.before, self.after, causal=self.causal)
+        return D * self.attend(q, k, v, mask, B)
 
     def extra_repr(self) -> str:
         return f"gamma={self.before:.4g} to {self.after:.4g}"

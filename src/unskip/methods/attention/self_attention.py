@@ -12,12 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unskip.methods.inits import orthogonal_like
+
+torch.fx.wrap("additive")  # one node of a symbolic trace (torch.fx), which knows no dtypes
+
 Rotary = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionSpec:
-    """The self-attention of a block, taken apart. A reader makes it."""
+    """The parts of a block's self-attention. A reader makes it."""
 
     q: nn.Linear
     k: nn.Linear  # of fewer rows than q where heads share keys and values (grouped queries)
@@ -59,13 +63,20 @@ class SelfAttention(nn.Module):
         return attention
 
     def add_gains(self, **factory: Any) -> None:
-        """Adds the trained scalars of the method; none here."""
+        """Adds the trained gains of the method; none by default."""
 
     def start(self) -> None:
-        """Initialises the weights; here they stay those of the spec."""
+        """Initialises the weights; by default they stay those of the spec."""
+
+    def set_logits_to_zero(self) -> None:
+        """Zeroes W_Q, the shift of its norm and the bias of relative positions, so that A(X) is the uniform C."""
+        biases = () if self.bias is None else self.bias.parameters()
+        for parameter in (*self.q.parameters(), getattr(self.q_norm, "bias", None), *biases):
+            if parameter is not None:
+                nn.init.zeros_(parameter)
 
     def start_mlp(self, mlp: nn.Module) -> None:
-        """Initialises the MLP of the block, where the method says something about it."""
+        """Initialises the MLP of the block; by default it stays as it is."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None, rotary: Rotary | None = None) -> Tensor:
         """(B, T, C) to (B, T, C).
@@ -106,15 +117,15 @@ class SelfAttention(nn.Module):
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """A v for the attention matrix A of the method: here A(X)."""
+        """A v, for the attention matrix A of the method; A(X) by default."""
         return self.attend(q, k, v, mask)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None = None) -> Tensor:
-        """A(X) v, with `bias` added to the logits besides that of relative positions. It replaces causality."""
+        """A(X) v, with `bias` added to the logits, also to those of relative positions; it replaces the causal mask."""
         if self.bias is not None:
             mask = self.bias() if mask is None else self.bias() + mask
         if bias is not None:
-            mask = bias if mask is None else bias + additive(mask, bias.dtype)
+            mask = bias + additive(mask, bias.dtype)
         return self.softmax(q, k, v, mask, self.drop if self.training else 0.0)
 
     def softmax(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float = 0.0) -> Tensor:
@@ -122,30 +133,30 @@ class SelfAttention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
 
     def uniform(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """C v: the mean over the tokens that each one sees. A(X) is C for zero queries, to the last bit here too."""
+        """C v: the mean over the tokens that each one sees, bit for bit what A(X) v is for zero queries."""
         return self.softmax(torch.zeros_like(q), k, v, mask)
 
     def per_head(self, gain: Tensor) -> Tensor:
-        """(heads,) to what multiplies (B, heads, T, d_h)."""
+        """A gain by head, (heads,), in the shape that multiplies (B, heads, T, d_h)."""
         return gain[:, None, None]
 
 
-def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | float:
     """A mask as what is added to logits: 0 where a token is seen, a large negative number where it is not."""
+    if mask is None:
+        return 0.0
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
 
 
-def orthogonal(layer: nn.Linear) -> None:
-    """An orthogonal matrix, its bias 0. The mean square of its output is that of its input."""
+@torch.no_grad()
+def set_orthogonal(layer: nn.Linear, gain: float | None = None) -> None:
+    """Sets the weight to an orthogonal matrix times `gain`, and the bias to 0.
+
+    By default the mean square of the output is that of the input.
+    """
     rows, columns = layer.weight.shape
-    nn.init.orthogonal_(layer.weight, gain=max(1.0, rows / columns) ** 0.5)
+    layer.weight.copy_(orthogonal_like(layer.weight, max(1.0, rows / columns) ** 0.5 if gain is None else gain))
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
-
-
-def zero(layer: nn.Module | None) -> None:
-    """Sets all parameters of a module to 0."""
-    for parameter in [] if layer is None else layer.parameters():
-        nn.init.zeros_(parameter)

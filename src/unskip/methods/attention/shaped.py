@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unskip.methods.attention.self_attention import SelfAttention, orthogonal, zero
+from unskip.methods.attention.self_attention import SelfAttention, set_orthogonal
 
 
 class ShapedAttention(SelfAttention):
@@ -28,10 +28,9 @@ class ShapedAttention(SelfAttention):
             setattr(self, name, nn.Parameter(torch.ones(self.heads, **factory)))
 
     def start(self) -> None:
-        zero(self.q)
-        zero(self.bias)
-        orthogonal(self.v)
-        orthogonal(self.o)
+        self.set_logits_to_zero()
+        set_orthogonal(self.v)
+        set_orthogonal(self.o)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         alpha, beta, gamma = (self.per_head(p) for p in (self.alpha, self.beta, self.gamma))

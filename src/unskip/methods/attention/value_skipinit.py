@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unskip.methods.attention.self_attention import SelfAttention, orthogonal
+from unskip.methods.attention.self_attention import SelfAttention, set_orthogonal
 
 
 class ValueSkipInitAttention(SelfAttention):
@@ -20,8 +20,8 @@ class ValueSkipInitAttention(SelfAttention):
         self.beta = nn.Parameter(torch.zeros(self.heads, **factory))
 
     def start(self) -> None:
-        orthogonal(self.v)
-        orthogonal(self.o)
+        set_orthogonal(self.v)
+        set_orthogonal(self.o)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return self.per_head(self.alpha) * v + self.per_head(self.beta) * self.attend(q, k, v, mask)

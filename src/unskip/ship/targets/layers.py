@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 
 from unskip._core.errors import RUN_ERRORS, reason
+from unskip.surgery.tracing import InputTracer
 
 ADDITIONS = (operator.add, operator.iadd, torch.add)
 Layers = list[nn.Module]
@@ -21,7 +22,7 @@ Layers = list[nn.Module]
 def as_layers(model: nn.Module, example: Tensor) -> fx.GraphModule:
     """The network with every function that is a layer written as one, for inputs of the example's size."""
     try:
-        traced = fx.symbolic_trace(model)
+        traced = fx.GraphModule(model, InputTracer().trace(model))
         ShapeProp(traced).propagate(example[:1])
     except RUN_ERRORS as error:
         raise ValueError(

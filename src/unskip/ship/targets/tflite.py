@@ -80,8 +80,8 @@ class Tflite(Target):
         pairs: Iterable[tuple[Tensor, Tensor | None]] = (
             ((x, None) for x in inputs.split(64)) if self.test is None else _pairs(self.test, inputs.shape[1:])
         )
-        accuracy = _compare([one_by_one(runner(each)) for each in (data, int8)], pairs)
-        if not accuracy.loss <= self.limit:
+        (accuracy,) = _compare([one_by_one(runner(each)) for each in (data, int8)], pairs)
+        if accuracy.exceeds(self.limit):
             raise ValueError(
                 f"export: INT8 loses {accuracy.loss:.2f} points of accuracy (without classes: percent of the answers), "
                 f"more than limit={self.limit:g}, so nothing was written. Give more or other calibration data, or a "

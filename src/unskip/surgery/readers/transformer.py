@@ -11,6 +11,7 @@ from typing import Any
 
 import timm.models.swin_transformer as swin
 import timm.models.vision_transformer as vit
+import torch
 import torchvision.models.vision_transformer as tv
 from timm.layers import Attention, LayerScale, Mlp
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ class SkipFreeBlock(nn.Module):
     mlp: Any
 
     def join(self, x: Tensor, attended: Tensor, *scales: nn.Module) -> Tensor:
-        """What stands behind attention: its output alone, or added to x behind layer scale and stochastic depth."""
+        """The output of attention, or x plus that output after `scales` where attention keeps its skip."""
         if not self.attention_skip:
             return attended
         for scale in scales:
@@ -48,10 +49,14 @@ class SkipFreeViTBlock(SkipFreeBlock, vit.Block):
     ls1: Any
     drop_path1: Any
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         if not self.attention_skip:
-            return self.mlp(self.attn(self.norm1(x), kwargs.get("attn_mask", *args[:1])))
-        return self.mlp(self.join(x, self.attn(self.norm1(x), *args, **kwargs), self.ls1, self.drop_path1))
+            if is_causal is True:  # a symbolic trace (torch.fx) has no truth value
+                attn_mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+            return self.mlp(self.attn(self.norm1(x), attn_mask))
+        given = {} if is_causal is False else {"is_causal": is_causal}  # older versions of timm do not know it
+        attended = self.attn(self.norm1(x), attn_mask=attn_mask, **given)
+        return self.mlp(self.join(x, attended, self.ls1, self.drop_path1))
 
 
 class SkipFreeSwinBlock(SkipFreeBlock, swin.SwinTransformerBlock):
@@ -80,7 +85,7 @@ class SkipFreeEncoderBlock(SkipFreeBlock, tv.EncoderBlock):
 
 
 class WindowedAttention(nn.Module):
-    """Attention of windows (Swin): the mask of shifted windows, one for each, as a mask for all windows of a batch."""
+    """Attention within windows (Swin). The masks of shifted windows are repeated for each image of a batch."""
 
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()
@@ -110,7 +115,7 @@ class RelativePositions(nn.Module):
 
 
 def write_block(skip_free: type[SkipFreeBlock], gone: str, block: nn.Module, mlp: nn.Module) -> nn.Module:
-    """The same block with a skip-free module as its MLP; the modules named in `gone` are inside it now."""
+    """The block with a skip-free module as its MLP, which now holds the modules named in `gone`."""
     for name in gone.split():
         if hasattr(block, name):
             delattr(block, name)
@@ -120,7 +125,7 @@ def write_block(skip_free: type[SkipFreeBlock], gone: str, block: nn.Module, mlp
 
 
 def write_attention(name: str, gone: str, block: nn.Module, attention: nn.Module) -> None:
-    """Attention without a skip under this name; layer scale and stochastic depth go with the skip."""
+    """Puts attention without a skip under this name, and removes `gone`: layer scale and stochastic depth."""
     for part in gone.split():
         if hasattr(block, part):
             delattr(block, part)
@@ -129,20 +134,21 @@ def write_attention(name: str, gone: str, block: nn.Module, attention: nn.Module
 
 
 def linear_parts(layer: nn.Linear, *sizes: int) -> list[nn.Linear]:
-    """A layer of several outputs as one layer for each."""
+    """The layer cut into one layer for each of its outputs, of these sizes."""
     biases = [None] * len(sizes) if layer.bias is None else layer.bias.split(sizes)
     return [layer_with(w, b) for w, b in zip(layer.weight.split(sizes), biases, strict=True)]  # type: ignore[misc]
 
 
 def without_scale(modules: tuple[nn.Module, ...]) -> tuple[nn.Module, ...]:
+    """The modules but for LayerScale."""
     return tuple(module for module in modules if not isinstance(module, LayerScale))
 
 
 def read_timm_attention(attention: nn.Module, write: Callable[[nn.Module, nn.Module], None]) -> AttentionSpec:
-    """timm's Attention and WindowAttention."""
+    """The parts of timm's Attention or WindowAttention."""
     windowed = isinstance(attention, swin.WindowAttention)
     if not windowed and type(attention) is not Attention:
-        raise Unsupported(f"its attention of class {describe(attention)} is none that a reader knows")
+        raise Unsupported(f"no reader knows its attention class, {describe(attention)}")
     scale = getattr(attention, "norm", None)
     if getattr(attention, "gate", None) is not None or not isinstance(scale, nn.Identity | None):
         raise Unsupported("its attention has a gate, or a norm of its output, which no method of ours has")
@@ -201,21 +207,12 @@ def read_encoder_block(block: nn.Module, path: str) -> BlockSpec:
 
 
 def read_multihead(block: nn.Module) -> AttentionSpec:
-    """torchvision's block has PyTorch's own attention."""
+    """The parts of the PyTorch attention in torchvision's block."""
     old: Any = block.self_attention
     size = old.embed_dim
-    biases = [None] * 3 if old.in_proj_bias is None else old.in_proj_bias.split(size)
-    q, k, v = (layer_with(w, b) for w, b in zip(old.in_proj_weight.split(size), biases, strict=True))
-    put = partial(write_attention, "self_attention", "dropout")
-    assert isinstance(q, nn.Linear) and isinstance(k, nn.Linear) and isinstance(v, nn.Linear)  # noqa: PT018
-    drop = block.dropout.p  # type: ignore[union-attr]
+    q, k, v = linear_parts(layer_with(old.in_proj_weight, old.in_proj_bias), size, size, size)  # type: ignore[arg-type]
     return AttentionSpec(
-        q=q,
-        k=k,
-        v=v,
-        o=old.out_proj,
-        heads=old.num_heads,
-        write=put,
-        drop=old.dropout,
-        out_drop=drop,  # type: ignore[arg-type]
-    )
+        q=q, k=k, v=v, o=old.out_proj, heads=old.num_heads, drop=old.dropout,
+        out_drop=block.dropout.p,  # type: ignore[union-attr, arg-type]
+        write=partial(write_attention, "self_attention", "dropout"),
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which method takes which kind of residual block, found by trying: the table of the documentation."""
+"""The table of the page *Methods*: which method takes which kind of residual block, found by trying."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,8 +39,8 @@ def inverted(act: type[nn.Module], gate: bool = False) -> list[nn.Module]:
     return [*row, *([SqueezeExcite(wide)] if gate else []), conv(wide, C, 1), nn.BatchNorm2d(C)]
 
 
-def kinds() -> dict[str, Callable[[], BlockSpec]]:
-    """A small block of each kind, by the words of the table."""
+def examples() -> dict[str, Callable[[], BlockSpec]]:
+    """A small block of each kind, by its name in the table."""
     project = nn.Sequential(conv(C // 2, C, 1, stride=2), nn.BatchNorm2d(C))
     series = [nn.Conv1d(C, C, 3, padding=1), nn.BatchNorm1d(C), nn.ReLU(), nn.Conv1d(C, C, 3, padding=1)]
     depthwise = conv(C, C, 7, groups=C)
@@ -82,9 +82,9 @@ def kinds() -> dict[str, Callable[[], BlockSpec]]:
 
 
 def support() -> dict[str, dict[str, str]]:
-    """By kind of block and method '' where the method takes it, else the reason why not."""
+    """By kind of block and method, why the method refuses the block; '' where it takes it."""
     found: dict[str, dict[str, str]] = {}
-    for kind, make in kinds().items():
+    for kind, make in examples().items():
         found[kind] = {}
         for name in method_names():
             try:
