@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -23,6 +24,7 @@ from unskip.train.recipe import Recipe
 from unskip.train.runner import build
 
 START = 0.1  # nats below the loss of single tokens, at which a network has started
+ORTHOGONAL = ("shaped", "value_skipinit", "espa")  # attention whose W_V and W_O start so
 GROWN = 20.0  # growth of the common direction in an update above which networks of 64 channels did not start
 
 
@@ -30,8 +32,9 @@ GROWN = 20.0  # growth of the common direction in an update above which networks
 class Prediction:
     """Whether a run starts, as its first updates say, as a bound says, and what happened."""
 
-    spread: float  # of tokens behind the last norm, the lowest of the first updates
-    growth: float  # `unskip.theory.common_growth`
+    before: float  # the spread of tokens behind the last norm before training
+    spread: float  # the lowest of the first updates
+    growth: float  # `unskip.theory.common_growth`; nan for networks with skips, or whose W_V and W_O aren't orthogonal
     loss: float  # of the run
     started: bool
 
@@ -41,9 +44,9 @@ class Prediction:
         return self.spread >= COLLAPSED
 
     @property
-    def by_growth(self) -> bool:
-        """What the formula says, which knows nothing of a warm-up."""
-        return self.growth <= GROWN
+    def by_growth(self) -> bool | None:
+        """What the formula says, which knows nothing of a warm-up; None where it says nothing."""
+        return None if math.isnan(self.growth) else self.growth <= GROWN
 
 
 def prediction_of(recipe: Recipe, data: DataSet, run: Finished, updates: int) -> Prediction:
@@ -59,10 +62,15 @@ def prediction_of(recipe: Recipe, data: DataSet, run: Finished, updates: int) ->
         model, partial(make_optimizer, config=recipe.optimizer), batches, layer="norm", updates=updates,
         clip=recipe.optimizer.clip, set_rate=set_rate,
     )  # fmt: skip
-    blocks = len(model.blocks)  # type: ignore[arg-type]
+    made: Any = getattr(model, "surgery", None)
+    growth = math.nan
+    if made is not None and made.attention in ORTHOGONAL and recipe.optimizer.optimizer == "adamw":
+        growth = common_growth(recipe.optimizer.lr, width, width, 2 * len(made.replaced))
     lowest = min((row["val_loss"] for row in run.epochs if row.get("val_loss") is not None), default=math.inf)
-    growth = common_growth(recipe.optimizer.lr, width, width, 2 * blocks)
-    return Prediction(spread=min(spreads), growth=growth, loss=lowest, started=lowest < single_token_loss(data) - START)
+    return Prediction(
+        before=spreads[0], spread=min(spreads), growth=growth, loss=lowest,
+        started=lowest < single_token_loss(data) - START,
+    )  # fmt: skip
 
 
 def single_token_loss(data: DataSet) -> float:
@@ -87,27 +95,28 @@ def prediction_lines(found: Mapping[str, Prediction], updates: int) -> list[str]
         return []
     lines = [
         "",
-        "| run | validation loss | | lowest token spread | first updates say | growth | the formula says |",
-        "|---|---:|---|---:|---|---:|---|",
+        "| run | validation loss | | token spread before | lowest | first updates say | growth | the formula says |",
+        "|---|---:|---|---:|---:|---|---:|---|",
     ]
     words = {True: "starts", False: "does not start"}
 
-    def said(guess: bool, truth: bool) -> str:
-        return words[guess] if guess == truth else f"**{words[guess]}**"
+    def said(guess: bool | None, truth: bool) -> str:
+        return "" if guess is None else words[guess] if guess == truth else f"**{words[guess]}**"
 
     for name, each in found.items():
+        growth = "" if math.isnan(each.growth) else f"{each.growth:.3g}"
         lines.append(
-            f"| {name} | {each.loss:.3f} | {words[each.started]} | {each.spread:.3f} | "
-            f"{said(each.by_updates, each.started)} | {each.growth:.3g} | {said(each.by_growth, each.started)} |"
+            f"| {name} | {each.loss:.3f} | {words[each.started]} | {each.before:.3f} | {each.spread:.3f} | "
+            f"{said(each.by_updates, each.started)} | {growth} | {said(each.by_growth, each.started)} |"
         )
-    updates_right, growth_right = (
-        sum(getattr(each, how) == each.started for each in found.values()) for how in ("by_updates", "by_growth")
-    )
+    known = [each for each in found.values() if each.by_growth is not None]
+    by_updates = sum(each.by_updates == each.started for each in found.values())
+    by_growth = sum(each.by_growth == each.started for each in known)
     return [
         *lines,
         "",
         f"{sum(each.started for each in found.values())} of {len(found)} start: their validation loss gets {START:g} "
-        f"nats below that of single characters. Right are {updates_right} by the first {updates} updates (the spread "
-        f"of tokens falls below {COLLAPSED:g} or not) and {growth_right} by the formula ((1 + η d / 2)^(2 layers) "
-        f"is above {GROWN:g} or not), which knows nothing of a warm-up and is for AdamW.",
+        f"nats below that of single characters. Right are {by_updates} of {len(found)} by the first {updates} updates "
+        f"(whether the spread of tokens falls below {COLLAPSED:g}), and {by_growth} of {len(known)} by the "
+        f"formula (whether (1 + η d / 2)^(2 layers) is above {GROWN:g}), which is for AdamW without a warm-up.",
     ]
