@@ -150,7 +150,7 @@ def test_plain_attention_makes_tokens_alike_and_shaped_attention_does_not() -> N
 def test_large_updates_make_tokens_alike() -> None:
     torch.manual_seed(0)
     model = unskip.create_model("pnnh_gpt_small_char", **SMALL)
-    ids = torch.randint(65, (8, 17))
+    ids = torch.multinomial(1 / torch.arange(1, 66.0) ** 2, 16 * 17, replacement=True).view(16, 17)  # like a text's
     batches = list(zip(ids[:, :-1].chunk(4), ids[:, 1:].chunk(4), strict=True))
     layer = last_tokens(measure(model, ids[:, :-1], families=["tokens"]))
     assert layer == "norm"
@@ -163,6 +163,6 @@ def test_large_updates_make_tokens_alike() -> None:
     small = first_updates(model, slower(adamw, 1e-2), batches, layer=layer, updates=4)
     assert len(large) == len(small) == 5
     assert large[0] == small[0]  # before the first update
-    assert min(large) < 0.05 < 0.8 < min(small)
+    assert min(large) < 0.05 < 0.7 < min(small)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert not model.norm._forward_hooks
