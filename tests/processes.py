@@ -84,6 +84,6 @@ def paste(line: str, folder: Path) -> str:
         **os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join([str(SOURCE), *sys.path]),
         "TORCH_HOME": torch.hub.get_dir(), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    done = subprocess.run(line, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(line, shell=True, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     return done.stdout

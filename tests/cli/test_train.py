@@ -65,7 +65,7 @@ def test_a_run_is_stopped_resumed_and_prints_one_line(recipe: Path, tmp_path: Pa
         (["--dataset", "cifar10"], "dataset='cifar10' needs --data DIR, which must hold"),
         (["--dataset", "cifar10", "--data", "/no/such/folder"], "--data /no/such/folder does not exist; it must"),
         (["--dta", "x"], "there is no option --dta. Did you mean 'data'?"),
-        (["--data", "/dev"], "Images lie in a folder for each class, at least two of them, for instance /dev/cat/*.jpg"),
+        (["--data", "/dev"], "Images lie in a folder for each class, at least two of them, for instance /dev/cat/"),
         (["--data", "nowhere"], "--data nowhere does not exist."),
         (["--dataset", "digits", "--data", "/dev"], "'digits' is embedded"),
         (["--model", "resnet57"], "there is no network named 'resnet57'"),

@@ -3,9 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from timm.data import create_transform, resolve_model_data_config
 from timm.data.random_erasing import RandomErasing
+from torch import nn
 from torchvision.transforms import functional as TF
 
 from tests.data.test_sets import write_folder
@@ -21,6 +25,7 @@ from unskip.data.feed import (
     WorkerFeed,
     eval_transform,
     make_feed,
+    preparation,
     train_transform,
 )
 from unskip.data.sets import from_splits, load, make_split
@@ -261,3 +266,19 @@ def test_refused(tmp_path: Path) -> None:
 def test_float64(tmp_path: Path) -> None:
     x, _ = next(feed(Recipe.of(batch=32), dtype=torch.float64).epoch(0))
     assert x.dtype == torch.float64
+
+
+@pytest.mark.parametrize("side", [32, 64, 224])
+def test_a_run_says_how_timm_prepares_an_image_as_it_was_tested(side: int, tmp_path: Path) -> None:
+    """What `unskip.load` puts into `pretrained_cfg` is enough to make the same numbers of an image elsewhere."""
+    settings = DataConfig(dataset="imagefolder", image_size=side, check_files=False)
+    data = load(settings, write_folder(tmp_path))
+    about = preparation(data, settings)
+    assert about["label_names"] == ["cat", "dog"]
+    model = nn.Identity()
+    model.pretrained_cfg = {**about, "input_size": data.input_size}  # type: ignore[assignment]
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (250, 301, 3), dtype=np.uint8))
+    ours = eval_transform(data, settings)(image) / 255
+    theirs = create_transform(**resolve_model_data_config(model))(image)
+    mean, std = (torch.tensor(about[name])[:, None, None] for name in ("mean", "std"))
+    torch.testing.assert_close(theirs, (ours - mean) / std)

@@ -337,6 +337,7 @@ def test_absurd_sizes_in_a_checkpoint(field: str, value: Any, sentence: str, tmp
         "resnet20:num_classes=-1", "resnet20:num_classes=9" + "9" * 5000, "resnet20:num_classes=10000000000",
         "\0", "a\0b:c", "~nobody-has-this-name/x", "x" * 5000, "/" * 5000, "a/" * 3000, "\udc80", "tests.io:",
         "json.nothing:y", "/dev/zero", "/dev/full", "/proc/self/mem", "/proc/self/fd", "[" * 5000,
+        "resnet20:num_classes=" + "[" * 5000,
     ],
 )  # fmt: skip
 def test_odd_specs(spec: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import unskip
 from unskip.reproduce import reproduce
@@ -44,6 +45,22 @@ def test_rm_of_mlperf_resnet8_has_the_fewest_channels() -> None:
     assert cost.after.macs == macs
     assert not plain.pruning.removed
     assert macs / cost.before.macs == pytest.approx(1.64, abs=0.005)
+
+
+@there
+def test_no_bends_turned_round_spare_a_channel_of_the_skip() -> None:
+    """In the first block, whose skip is I: I + W_2 diag(b) W_1 has full rank at a frequency for all 2^16 choices b."""
+    block = mlperf_resnet8(DATA / "trained" / "mlperf_tiny_resnet8.npz").double().blocks[0]
+    waves = [torch.exp(1j * f * torch.arange(3, dtype=torch.float64)) for f in (0.7, 2.9)]
+    with torch.no_grad():
+        first, second = (
+            torch.einsum("oihw,h,w->oi", fuse_conv_bn_eval(conv, norm).weight + 0j, *waves)
+            for conv, norm in ((block.conv1, block.bn1), (block.conv2, block.bn2))
+        )
+    turned = (torch.arange(2**16)[:, None] >> torch.arange(16) & 1).to(torch.complex128)
+    for part in turned.split(2**13):
+        rest = torch.eye(16, dtype=torch.complex128) + torch.einsum("ok,nk,ki->noi", second, part, first)
+        assert torch.linalg.slogdet(rest).logabsdet.min() > -25  # rounding alone leaves some 1e-16 = e^-37
 
 
 @there

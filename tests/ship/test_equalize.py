@@ -114,3 +114,16 @@ def test_one_scale_for_a_layer_is_never_equalised(tmp_path) -> None:  # type: ig
     apart = quantize(net, tmp_path / "d.onnx", calibrate=x, limit=100, residual=uneven())
     assert apart.accuracy == by_channel.accuracy
     assert apart.residual.sqnr > 15
+
+
+def test_a_network_that_can_not_be_equalised_is_quantised_as_it_is(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """Layers with one weight can't have scales of their own; by default that is no reason to refuse them."""
+    net = nn.Sequential(
+        nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    )
+    net[0].weight.data *= torch.logspace(-3, 2, 4).view(4, 1, 1, 1)
+    net[2].weight = net[0].weight
+    x = torch.randn(64, 4, 4, 4)
+    with pytest.raises(ValueError, match="equalize: the outputs are not the same numbers afterwards: layers share"):
+        quantize(net.eval(), tmp_path / "a.onnx", calibrate=x, limit=100, equalize=True)
+    assert not quantize(net, tmp_path / "a.onnx", calibrate=x, limit=100).equalized

@@ -46,6 +46,24 @@ def test_a_head_of_another_width_starts_anew_and_nothing_else_does() -> None:
         start_from(unskip.create_model("plain_resnet32"), source.state_dict(), "a.pth")
 
 
+@pytest.mark.parametrize("odd", ["complex", "sparse", "quantised"])
+def test_weights_that_would_lose_something_are_a_sentence(odd: str, tmp_path: Path) -> None:
+    change = {
+        "complex": lambda w: w + 1j,
+        "sparse": lambda w: w.to_sparse(),
+        "quantised": lambda w: torch.quantize_per_tensor(w, 0.1, 0, torch.qint8),
+    }[odd]
+    network = unskip.create_model("plain_resnet20")
+    state = {key: change(w) if key == "fc.weight" else w for key, w in network.state_dict().items()}
+    with pytest.raises(ValueError, match=r"the weights of a.pth are of another network: 1 differ, 'fc.weight' first"):
+        start_from(network, state, "a.pth")
+    if odd == "sparse":  # which `weights_only` does not read
+        return
+    torch.save(state, tmp_path / "a.pth")
+    with pytest.raises(ValueError, match=r"'fc.weight' is complex, sparse or quantised"):
+        unskip.load("plain_resnet20", weights=tmp_path / "a.pth")
+
+
 def test_a_run_starts_from_another_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From its folder and from its weights alone; the learning rate is too small to move them."""
     first = run(REGISTERED.replace(epochs=1), out=tmp_path / "first", silent=True)

@@ -347,7 +347,7 @@ def collapses(measured: Measured) -> Verdict | None:
     if layer is None or not value < COLLAPSED or token_limit(measured) is not RANK_COLLAPSE:
         return None
     factor = measured.numbers.get("starting_rate_factor", math.nan)
-    tried = ()
+    tried: tuple[str, ...] = ()
     if math.isfinite(factor):
         share = "third" if factor > 0.3 else f"{round(1 / factor)}th"
         tried = (f"Lower the learning rate to a {share}, with which the first updates keep tokens apart (tried).",)

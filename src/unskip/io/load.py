@@ -22,7 +22,7 @@ from unskip.io.network_file import MALFORMED, WEIGHTS_ALONE, build_registered, c
 from unskip.io.torch_file import FORMAT, read_torch_file
 from unskip.methods import resolve_method
 from unskip.models import ENTRIES
-from unskip.models.build import NetworkConfig, build_network, import_object, split_options
+from unskip.models.build import NetworkConfig, build_network, import_object, same_kind, split_options
 from unskip.models.weights import names_with_weights
 from unskip.surgery import UnsupportedBlockError, plainify
 from unskip.surgery.cost import guessed_shape
@@ -432,8 +432,12 @@ def _bare(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _load_weights(model: nn.Module, state: dict[str, Tensor], path: Path, name: str, command: str) -> None:
+    state, own = _bare(state), model.state_dict()
+    odd = next((key for key in own if key in state and not same_kind(own[key], state[key])), None)
+    if odd is not None:
+        raise ValueError(f"{command}: {path} does not fit {name!r}: {odd!r} is complex, sparse or quantised.")
     try:
-        model.load_state_dict(_bare(state))
+        model.load_state_dict(state)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         why = " ".join(str(error).split())
         raise ValueError(f"{command}: {path} does not fit {name!r}: {why[:400]}") from error

@@ -77,10 +77,9 @@ def value_product(attention: nn.Module) -> Tensor | None:
             return None
         return attention.out_proj.weight @ attention.in_proj_weight.chunk(3)[2]
     for value, output in PROJECTIONS:
-        weights = [getattr(getattr(attention, name, None), "weight", None) for name in (value, output)]
-        if not all(isinstance(weight, Tensor) and weight.ndim == 2 for weight in weights):
+        v, o = (getattr(getattr(attention, name, None), "weight", None) for name in (value, output))
+        if not isinstance(v, Tensor) or not isinstance(o, Tensor) or v.ndim != 2 or o.ndim != 2:
             continue
-        v, o = weights
         if value == "c_attn":  # transformers' Conv1D keeps (in, out)
             v, o = v.T, o.T
         v = v[-o.shape[1] :] if value in ("qkv", "c_attn", "query_key_value") else v
@@ -125,7 +124,7 @@ def softmax_matrix(
 ) -> Tensor:
     """softmax(q kᵀ scale + mask), for the arguments of `scaled_dot_product_attention`: (..., T, T)."""
     eye = torch.eye(key.shape[-2], dtype=query.dtype, device=query.device).expand(*key.shape[:-2], -1, -1)
-    settings = {"scale": scale, "is_causal": is_causal} | ({"enable_gqa": True} if enable_gqa else {})
+    settings: Any = {"scale": scale, "is_causal": is_causal} | ({"enable_gqa": True} if enable_gqa else {})
     return F.scaled_dot_product_attention(query, key, eye, attn_mask=attn_mask, **settings)
 
 

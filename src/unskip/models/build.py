@@ -93,7 +93,7 @@ def _value(text: str) -> Any:
         return words[text.lower()]
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
 
 
@@ -137,6 +137,7 @@ def start_from(model: nn.Module, state: Mapping[str, Tensor], where: str) -> str
     head = [key for key in own if key in state and own[key].shape != state[key].shape]
     widths = {(own[key].shape[:1], state[key].shape[:1]) for key in head}
     wrong += [key for key in head if own[key].shape[1:] != state[key].shape[1:] or len(widths) > 1]
+    wrong += [key for key in own if key in state and not same_kind(own[key], state[key])]
     if wrong:
         raise ValueError(
             f"train: the weights of {where} are of another network: {len(wrong)} differ, {wrong[0]!r} first. Name the "
@@ -147,6 +148,11 @@ def start_from(model: nn.Module, state: Mapping[str, Tensor], where: str) -> str
         return ""
     ((new, old),) = widths
     return f"the head ({', '.join(head)}) starts anew, for {new[0]} classes where {where} has {old[0]}"
+
+
+def same_kind(own: Tensor, given: Tensor) -> bool:
+    """Whether a weight can take the numbers of another: a complex, sparse or quantised one would lose some."""
+    return (own.is_complex(), own.layout, own.is_quantized) == (given.is_complex(), given.layout, given.is_quantized)
 
 
 def check_harmless(config: NetworkConfig) -> None:

@@ -130,7 +130,7 @@ class PaperItem:
     about: str  # what it shows
     state: str  # one of STATES
     command: str = ""  # what makes it
-    record: str = ""  # a folder of benchmarks/records
+    record: str = ""  # the name of the record
     note: str = ""  # what is missing, smaller or different; what refutes it
 
     @property

@@ -117,13 +117,13 @@ def figure9(settings: Figure9, folder: Path) -> Outcome:
             points.append((depth, statistics.fmean(map(training_error, runs)), statistics.fmean(tested)))
         if not points:
             continue
-        at, trained, tested = zip(*points, strict=True)
-        for ax, errors in zip(axes, (trained, tested), strict=True):
+        at, *errors_by_axes = zip(*points, strict=True)
+        for ax, errors in zip(axes, errors_by_axes, strict=True):
             ax.plot(at, errors, "o-", color=colour, markersize=4, linewidth=1.3, label=label)
         deepest = max((depth for depth, error, _ in points if error < FAILED), default=0)
         each = ", ".join(f"{depth}: {error:.1f} / {test:.1f}" for depth, error, test in points)
         trains = f"The deepest that trains (training error below {FAILED:g} %) has {deepest} layers"
-        grows = len(tested) > 1 and all(b >= a for a, b in pairwise(tested))
+        grows = len(points) > 1 and all(b[2] >= a[2] for a, b in pairwise(points))
         findings.append(
             f"{label}, layers and training / test error %: {each}. {trains if deepest else 'None trains'}"
             f"{'; the test error grows with every step' if grows else ''}."

@@ -22,7 +22,7 @@ from unskip.reproduce.registry import SEED, Outcome, Settings, between, reproduc
 from unskip.theory import activation_cosine, linear_fidelity, relu_cosine
 
 ALIKE = 0.99  # cosine above which we call two inputs alike
-SETTLED = 1e-6  # change of the cosine in a layer below which it has settled
+SETTLED = 1e-5  # change of the cosine in a layer below which it has settled
 SLOPES = (0.0, 0.5)  # from and to which PReLU's slopes are spread evenly over the units
 
 

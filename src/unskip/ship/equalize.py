@@ -54,8 +54,9 @@ def equalize(model: nn.Module, inputs: Tensor) -> nn.Module:
     x = inputs[:64]
     if not torch.equal(model(x.clone()), before(x.clone())):
         raise ValueError(
-            "equalize: the outputs are not the same numbers afterwards: weights or activations are so small or so "
-            "large that a power of two takes them out of the range of their dtype. Leave the network as it is."
+            "equalize: the outputs are not the same numbers afterwards: layers share a weight, channels are read along "
+            "another axis, or numbers are so small or large that a power of two takes them out of the range of their "
+            "dtype. Leave the network as it is."
         )
     return model
 

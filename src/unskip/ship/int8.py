@@ -289,7 +289,12 @@ def _make(model: nn.Module, inputs: Tensor, how: _How, folder: Path, metadata: M
         exact = model(few.clone())
         kinds = {"auto": (False, True), True: (True,), False: (False,)}[how.equalize]
         for alike in kinds:
-            same = equalize_channels(model, few) if alike else model
+            try:
+                same = equalize_channels(model, few) if alike else model
+            except ValueError:  # a network whose function it would not keep
+                if how.equalize is True:
+                    raise
+                continue
             for network, shift in ((same, False), (shifted(same, bias_shifts(same, few, how.bits)), True)):
                 found[alike, shift] = output_sqnr(network, few, how.bits, exact), network
     equalized, corrected = max(found, key=lambda way: found[way][0])

@@ -194,7 +194,8 @@ class Flow:
             for known in same:
                 if any(order[user] > order[node] for user in known.users):
                     return True
-                near = [user for user in known.users if _is_view(user)] + [*known.args[: int(_is_view(known))]]  # type: ignore[list-item]
+                near = [user for user in known.users if _is_view(user)]
+                near += [n for n in known.args[: int(_is_view(known))] if isinstance(n, fx.Node)]
                 same += [n for n in near if n not in same and n is not node]
         return False
 
@@ -710,7 +711,7 @@ def _same_in_all_modes(flow: Flow) -> bool:
 
 def _calls(flow: Flow, training: bool) -> list[tuple[str, ...]]:
     """The nodes of a graph as text, without the argument by which a dropout follows the mode."""
-    calls = []
+    calls: list[tuple[str, ...]] = []
     for node in flow.graph.nodes:
         kwargs = dict(node.kwargs)
         if _name(node).startswith("dropout") and kwargs.get("training") is training:

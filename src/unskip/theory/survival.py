@@ -85,6 +85,7 @@ def activation_cosine(g: Activation, c: float, *, variance: float = 1.0) -> floa
     if not -1 <= c <= 1:
         raise ValueError(f"activation_cosine: c={c} must be a cosine, -1 to 1.")
     x, w = map(torch.from_numpy, quadrature(0.0, variance))
+    x, w = x[w > 1e-16], w[w > 1e-16]
     with torch.no_grad():
         first = g(x.clone())  # copies, so that in-place activations work
         if not isinstance(first, Tensor) or first.shape != x.shape:

@@ -249,13 +249,13 @@ def parse_command(words: Sequence[str], data: str | None = None) -> tuple[str, R
     if not named and data is not None and "dataset" not in changes:
         path = Path(data).expanduser()
         kind = find_kind(path)
+        if not path.exists():
+            raise ValueError(f"train: --data {data} does not exist.")
         if kind is None:
             raise ValueError(
-                f"train: --data {data} does not exist."
-                if not path.exists()
-                else f"train: what --data {data} holds is not recognised. Images lie in a folder for each class, at least "
-                f"two of them, for instance {data}/cat/*.jpg and {data}/dog/*.jpg. For other data say what they are with "
-                "--dataset (`unskip train --list` names recipes that do)."
+                f"train: what --data {data} holds is not recognised. Images lie in a folder for each class, at least "
+                f"two of them, for instance {data}/cat/*.jpg and {data}/dog/*.jpg. For other data say what they are "
+                "with --dataset."
             )
         if kind == "imagefolder":
             name = DEFAULT_IMAGES
