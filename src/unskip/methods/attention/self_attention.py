@@ -47,6 +47,7 @@ class SelfAttention(nn.Module):
         assert not (spec.causal and spec.bias is not None), "a bias of positions replaces causality"
         self.heads, self.causal, self.drop = spec.heads, spec.causal, spec.drop
         self.head_dim = spec.q.out_features // spec.heads
+        self.shared = spec.q.out_features // spec.k.out_features  # heads of queries that share keys and values
         self.q, self.k, self.v, self.o = (copy.deepcopy(layer) for layer in (spec.q, spec.k, spec.v, spec.o))
         self.q_norm = nn.Identity() if spec.q_norm is None else spec.q_norm
         self.k_norm = nn.Identity() if spec.k_norm is None else spec.k_norm
@@ -96,8 +97,8 @@ class SelfAttention(nn.Module):
         q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:
             q, k = rotary(q, k)
-        if (shared := self.heads // k.shape[1]) > 1:
-            k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+        if self.shared > 1:
+            k, v = k.repeat_interleave(self.shared, 1), v.repeat_interleave(self.shared, 1)
         return q, k, v
 
     @torch.no_grad()
