@@ -32,6 +32,7 @@ class Candidate:
     build: Callable[[], nn.Module]
     optimizer: str = "sgd"
     rates: tuple[float, ...] = (0.05, 0.01, 0.002)  # learning rates, tried in this order
+    limit: float = 20.0  # percent test error below which it trains
 
 
 def initialise(layer: nn.Linear | nn.Conv2d, init: Init, gain: float) -> None:
@@ -363,4 +364,33 @@ def _skipped(base: Callable[[], nn.Module], unit: int) -> nn.Module:
 
 
 REMEDIES = _remedies()
-LISTS = {"tune": TUNE, "score": SCORE, "second": SECOND, "remedies": REMEDIES}
+VIT_ADAMW: dict[str, Any] = {"optimizer": "adamw", "rates": (1e-3,), "limit": 70.0}
+
+
+def _transformers(*depths: int) -> dict[str, Candidate]:
+    """ViTs with and without their skips, trained with AdamW: for the rule of tokens that become alike."""
+    found = {}
+    for depth in depths:
+        found[f"vit{depth}"] = Candidate(name=f"vit{depth}", guess="trains", build=partial(vit, depth), **VIT_ADAMW)
+        for method, attention in (
+            ("plain", "plain"), ("plain", "cut"), ("pnnh", "espa"), ("pnnh", "shaped"), ("pnnh", "value_skipinit"),
+        ):  # fmt: skip
+            name = f"vit{depth} {attention}"
+            guess: Guess = "trains" if attention in ("shaped", "value_skipinit") else "fails"
+            build = partial(_skip_free, depth, method, attention)
+            found[name] = Candidate(name=name, guess=guess, build=build, **VIT_ADAMW)
+    return found
+
+
+def _skip_free(depth: int, method: str, attention: str) -> nn.Module:
+    return unskip.plainify(vit(depth), method, attention=attention)
+
+
+LISTS = {
+    "tune": TUNE,
+    "score": SCORE,
+    "second": SECOND,
+    "remedies": REMEDIES,
+    "vit-tune": _transformers(4),
+    "vit-score": _transformers(8),
+}

@@ -354,3 +354,13 @@ def test_huggingface() -> None:
         unskip.plainify(llama, "plain", attention="plain").eval().model.layers[0].self_attn.q.weight,
         llama.model.layers[0].self_attn.q_proj.weight,
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["pnnh_gpt_small_char", "plain_gpt_small_byte", "shaped_vit_tiny", "shaped_vit_small", "shaped_swin_tiny"]
+)
+def test_named_networks_keep_no_skip(name: str) -> None:
+    model = unskip.create_model(name, device="meta")
+    assert model.surgery.kept == {}
+    assert not any(block.attention_skip for block in blocks_of(model))
+    assert len(blocks_of(model)) == len(model.surgery.replaced) >= 12

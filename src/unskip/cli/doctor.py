@@ -1,5 +1,6 @@
 """`unskip doctor`: will a network train, and if not, why."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,8 @@ def doctor(
         str | None,
         typer.Option(
             help="The data: digits, noise, a .npz file, or a folder (CIFAR, Fashion-MNIST, classes of images, or just "
-            "images). By default digits, resized to fit the network, or noise if no image fits."
+            "images). By default digits, resized to fit, or noise if no image fits. For a network that reads "
+            "tokens a text (.txt), by default random ones."
         ),
     ] = None,
     batch_size: Annotated[
@@ -39,6 +41,11 @@ def doctor(
         list[str] | None,
         typer.Option(help="Report only this measure, ours or a plug-in's, beside those of the verdict. Repeatable."),
     ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(help="Look at the first updates of this optimizer, too: muon, adamw, or another of timm's."),
+    ] = None,
+    lr: Annotated[float, typer.Option(help="Learning rate of --optimizer.", min=1e-9, max=1e3)] = 1e-3,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write the report as a page, for instance report.html.")
     ] = None,
@@ -53,11 +60,19 @@ def doctor(
         from unskip.doctor.examine import InputSpec, check_report_path, examine
         from unskip.doctor.report import as_json
         from unskip.doctor.table import table, verdict_lines
+        from unskip.train.optim import make_optimizer
+        from unskip.train.recipe import OptimizerConfig
 
     check_report_path(out, force)
+    chosen = None
+    if optimizer is not None:
+        muon = optimizer.lower() == "muon"
+        config = OptimizerConfig(optimizer=optimizer, lr=lr, momentum=0.95 if muon else 0.9, nesterov=muon)
+        chosen = partial(make_optimizer, config=config)
     inputs = InputSpec(
-        data=data, batch_size=batch_size, input_size=input_size, seed=seed, measures=tuple(measure or ())
-    )
+        data=data, batch_size=batch_size, input_size=input_size, seed=seed, measures=tuple(measure or ()),
+        optimizer=chosen,
+    )  # fmt: skip
     console = Console(stderr=True)
     with console.status(f"Measuring {network} ..."):
         reports = examine(

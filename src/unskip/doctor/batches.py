@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -33,7 +34,8 @@ def load_batch(loaded: LoadedModel, data: str | None = None, *, size: int | None
     Args:
         loaded: the network.
         data: 'digits', 'noise', a .npz file, or a folder: CIFAR, Fashion-MNIST, classes of images, or just images. By
-            default digits, resized, if the network reads images, and noise otherwise.
+            default digits, resized, if the network reads images, and noise otherwise. For a network that reads tokens a
+            text (.txt) or 'noise', random tokens, which are the default.
         size: inputs in the batch; 64, or 16 for images above 64 px.
         seed: chooses the images.
     """
@@ -42,9 +44,8 @@ def load_batch(loaded: LoadedModel, data: str | None = None, *, size: int | None
         size = 64 if max(shape) <= 64 or len(shape) < 3 else 16
     if size < 2:
         raise ValueError(f"doctor: --batch-size {size} must be at least 2, since the rules compare inputs.")
-    if (vocabulary := _vocabulary(loaded.model)) and data in (None, "noise"):
-        tokens = torch.randint(vocabulary, (size, *shape), generator=torch.Generator().manual_seed(seed))
-        return Batch(images=tokens, targets=None, description="random tokens")
+    if vocabulary := _vocabulary(loaded.model):
+        return _draw_tokens(loaded, data, vocabulary, size, seed)
     image_shape = _image_shape(shape)
     if data is None:
         data = "noise" if image_shape is None else "digits"
@@ -74,6 +75,33 @@ def _vocabulary(model: nn.Module) -> int:
     layers = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.Linear | nn.modules.conv._ConvNd))
     first = next(layers, None)
     return first.num_embeddings if isinstance(first, nn.Embedding) else 0
+
+
+def _draw_tokens(loaded: LoadedModel, data: str | None, vocabulary: int, size: int, seed: int) -> Batch:
+    """Tokens (B, T), and those behind them as targets if the network predicts one for each."""
+    (length,), generator = loaded.input_size, torch.Generator().manual_seed(seed)
+    if data in (None, "noise"):
+        rows = torch.randint(vocabulary, (size, length + 1), generator=generator)
+        description = "random tokens"
+    else:
+        root = Path(str(data)).expanduser()
+        if not root.exists():
+            raise ValueError(
+                f"doctor: {loaded.name} reads tokens, and --data {data!r} is no text: there is no such file."
+            )
+        kind: Any = "bytes" if vocabulary == 256 else "characters"
+        text = load(DataConfig(dataset="text", tokens=kind, context=length, val_fraction=0.0), root)
+        if text.classes > vocabulary:
+            raise ValueError(
+                f"doctor: {root} has {text.classes} different {kind}, and {loaded.name} knows {vocabulary}; give "
+                f"--num-classes {text.classes}, or another text."
+            )
+        starts = torch.randint(len(text.train) - length, (size, 1), generator=generator)
+        rows = text.train.labels[starts + torch.arange(length + 1)]
+        description = f"{kind} of {root.name}"
+    ids, following = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+    predicts = _output_shape(loaded, ids)[:2] == tuple(ids[:2].shape)
+    return Batch(images=ids, targets=following if predicts else None, description=description)
 
 
 def _text(shape: Shape) -> str:
@@ -166,10 +194,13 @@ def _fit(image: Tensor, size: Shape) -> Tensor:
 
 
 def _count_classes(loaded: LoadedModel, images: Tensor) -> int | None:
-    """The number of classes of a network, None if its output is not (B, classes).
+    """The number of classes of a network, None if its output is not (B, classes)."""
+    shape = _output_shape(loaded, images)
+    return shape[1] if len(shape) == 2 else None
 
-    Refuses a network that does not take the batch.
-    """
+
+def _output_shape(loaded: LoadedModel, images: Tensor) -> tuple[int, ...]:
+    """The shape of what a network returns for two inputs, () if that is no tensor. Refuses one that can't read them."""
     model = loaded.model
     try:
         # Eagerly, since compiling takes a minute and only a shape is wanted.
@@ -181,4 +212,4 @@ def _count_classes(loaded: LoadedModel, images: Tensor) -> int | None:
             f"doctor: {loaded.name} can't read a batch of shape {_text(tuple(images[:2].shape))}: {reason(error)}. "
             f"{how} the shape of one input with --input-size, for instance 3x32x32."
         ) from error
-    return output.shape[1] if isinstance(output, Tensor) and output.dim() == 2 else None
+    return tuple(output.shape) if isinstance(output, Tensor) else ()

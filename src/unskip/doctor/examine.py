@@ -7,6 +7,7 @@ from unskip._core import files
 from unskip.doctor.batches import load_batch
 from unskip.doctor.report import Report, diagnose
 from unskip.io.load import load_model
+from unskip.measures import MakeOptimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,7 @@ class InputSpec:
     input_size: str | None = None  # of one input, for instance "3x32x32"
     seed: int = 0  # of weights, of the choice of images, and of what measuring draws
     measures: tuple[str, ...] = ()  # names of measures beside those of the verdict; () for all
+    optimizer: MakeOptimizer | None = None  # whose first updates are looked at, in networks with attention
 
 
 def examine(
@@ -53,6 +55,7 @@ def examine(
             data=batch.description,
             trained=loaded.trained,
             measures=inputs.measures or None,
+            optimizer=inputs.optimizer,
             seed=seed,
         )
         for loaded, batch in zip(networks, batches, strict=True)

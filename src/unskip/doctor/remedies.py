@@ -19,23 +19,29 @@ from unskip.surgery import takes
 
 SHALLOW = 21  # layers up to which a norm alone, or He's initialisation, made plain networks train
 
-Mechanism = Literal["dissipating", "singularity", "exploding gradient", "vanishing gradient", "saturation"]
+Mechanism = Literal[
+    "dissipating", "singularity", "exploding gradient", "vanishing gradient", "saturation", "rank collapse"
+]
 
 
-def always(method: str) -> bool:
+Rebuilds = Callable[..., bool]  # of the name of a method and options of `plainify`
+
+
+def always(method: str, **options: str) -> bool:
     """True: for a model that is not at hand, every method is proposed."""
     return True
 
 
 def remedies(
-    mechanism: Mechanism, measured: Measured, rebuilds: Callable[[str], bool], *, only_sgd: bool = False
+    mechanism: Mechanism, measured: Measured, rebuilds: Rebuilds, *, only_sgd: bool = False
 ) -> tuple[str, ...]:
     """What helps against a mechanism in this model, the most reliable first.
 
     Of failing networks trained with one change (benchmarks/records/2026-11-18_remedies_cpu), skips with BatchNorm made
     16 of 16 train, and skips without a norm 4 of 13. A norm alone or He's initialisation helped ReLU networks of about
     20 layers, an orthogonal initialisation all tanh networks, a leaky ReLU one of 30 layers. AdamW made one of 16
-    train, and brought a transformer, which SGD hardly moves, furthest.
+    train, and brought a transformer, which SGD hardly moves, furthest. GPTs of 2 to 16 layers without skips, which all
+    failed, started with shaped attention and pnnh, and with their skips (benchmarks/records/2026-11-19_gpt-start_cpu).
     """
     kinds = {layer.kind for layer in measured.layers}
     normed, shallow = "norm" in kinds, measured.depth <= SHALLOW
@@ -51,6 +57,10 @@ def remedies(
         if "conv" in kinds and method in method_names() and rebuilds(method)
     ]
     match mechanism:
+        case "rank collapse":
+            call = "unskip.plainify(model, method='pnnh', attention='shaped')"
+            shaped = [f"Rebuild it from its residual form with {call}."] if rebuilds("pnnh", attention="shaped") else []
+            return (*shaped, "Keep the skip connections around attention and around the MLP.")
         case "dissipating":
             tied = "Initialise each pair of layers as a matrix and its transpose, as unskip's seqnet_mlp does."
             return (*rebuilt, *best, *([] if "conv" in kinds else [tied]))
@@ -70,13 +80,13 @@ def remedies(
             return (*adaptive, *best, *norm, *larger)
 
 
-def tried_on(model: nn.Module) -> Callable[[str], bool]:
+def tried_on(model: nn.Module) -> Rebuilds:
     """Whether a method rebuilds this model's residual form: tried on the meta device, on a copy without weights."""
 
     @cache
-    def rebuilds(method: str) -> bool:
+    def rebuilds(method: str, **options: str) -> bool:
         residual = residual_form(model)
-        return residual is None or takes(residual, method)
+        return residual is None or takes(residual, method, **options)
 
     return rebuilds
 

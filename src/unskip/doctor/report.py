@@ -1,26 +1,39 @@
 """The report: the measures of one model and the verdict, as a table, as JSON and as an HTML page."""
 
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from torch import nn
+from torch import Tensor, nn
 
 from unskip._core.files import write_atomically
 from unskip.doctor.page import json_number, render
 from unskip.doctor.remedies import tried_on
 from unskip.doctor.table import table, verdict_lines
 from unskip.doctor.verdict import FAMILIES, Verdict, judge
-from unskip.measures import Family, Measured, measure
+from unskip.measures import (
+    COLLAPSED,
+    UPDATES,
+    Family,
+    MakeOptimizer,
+    Measured,
+    first_updates,
+    last_tokens,
+    measure,
+    slower,
+)
 from unskip.measures.layer_types import tensors_in
 from unskip.measures.measuring import LayerFunction
 
 FORMAT = "unskip-report-1"
+SMALLEST = 4  # inputs in one of the first updates
+LOWER = (1 / 3, 1 / 10, 1 / 30)  # of a learning rate that makes tokens alike, tried in this order
 WIDTH = 100  # characters of a line of its text
 
 
@@ -92,6 +105,7 @@ def diagnose(
     name: str | None = None,
     data: str = "the given batch",
     trained: bool = False,
+    optimizer: MakeOptimizer | None = None,
     seed: int = 0,
 ) -> Report:
     """Measures the signal and the gradient inside a model, and says whether it will train.
@@ -109,6 +123,9 @@ def diagnose(
         name: of the model in the report; its class name by default.
         data: where the example came from, for readers of the report.
         trained: whether the weights are trained. The verdict's limits apply only to untrained models.
+        optimizer: makes the optimizer of a model, for instance `lambda model: torch.optim.AdamW(model.parameters(),
+            lr=1e-3)`. Then the verdict on a network with attention is for this optimizer, too: its first updates are
+            made on a copy. Needs targets.
         seed: for noise, random classes and random directions.
 
     Example:
@@ -130,6 +147,8 @@ def diagnose(
         raise ValueError(f"diagnose: measures={measures!r} must be a list, for instance [{measures!r}].")
     chosen = None if measures is None else [*FAMILIES, *measures]
     measured = measure(model, example, targets, families=chosen, seed=seed)
+    if optimizer is not None:
+        measured = with_first_updates(measured, model, example, targets, optimizer)
     return Report(
         name=name or type(model).__name__,
         verdict=judge(measured, trained=trained, rebuilds=tried_on(model)),
@@ -138,6 +157,27 @@ def diagnose(
         batch=tuple(tensors[0].shape),
         data=data,
     )
+
+
+def with_first_updates(
+    measured: Measured, model: nn.Module, example: Any, targets: Any, optimizer: MakeOptimizer
+) -> Measured:
+    """The measures with what the first updates make of tokens, and the first lower rate that keeps them apart."""
+    layer = last_tokens(measured)
+    if layer is None or not isinstance(example, Tensor) or not isinstance(targets, Tensor):
+        note = "The first updates of the optimizer are not looked at: that needs attention, one input, and targets."
+        return replace(measured, notes=(*measured.notes, note))
+
+    parts = max(1, min(UPDATES, len(example) // SMALLEST))  # one batch again and again would be learnt by heart
+    batches = list(zip(example.chunk(parts), targets.chunk(parts), strict=True))
+
+    def lowest(factor: float) -> float:
+        return min(first_updates(model, slower(optimizer, factor), batches, layer=layer))
+
+    numbers = {"token_spread_updated": lowest(1.0)}
+    if numbers["token_spread_updated"] < COLLAPSED:
+        numbers["starting_rate_factor"] = next((f for f in LOWER if lowest(f) >= COLLAPSED), math.nan)
+    return replace(measured, numbers=measured.numbers | numbers)
 
 
 def as_json(report: Report, against: Report | None = None) -> str:

@@ -3,24 +3,23 @@
 The remedies are those that helped in benchmarks/records/2026-11-18_remedies_cpu, and a method is only proposed if it
 rebuilds this model.
 
-Five rules, one function each, compare one quantity of the untrained model with a limit. `severity` puts all five on
-one scale: 0 at the limit, 1 where the slack ends, negative if healthy. The most severe rule decides. Limits and slacks
-were set on 34 small networks trained on digits with SGD (benchmarks/verdict). They say nothing about how good a network
-that trains will be.
+Six rules, one function each, compare one quantity of the untrained model with a limit. `severity` puts all on one
+scale: 0 at the limit, 1 where the slack ends, negative if healthy. The most severe rule decides. Limits and slacks were
+set on 34 small networks trained on digits with SGD (benchmarks/verdict), that of rank collapse on small GPTs trained
+with AdamW (benchmarks/records/2026-11-19_gpt-start_cpu). They say nothing about how good a network that trains will be.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import geometric_mean
 from typing import Literal
 
-from unskip.doctor.remedies import Mechanism, always, remedies
-from unskip.measures import Measured
+from unskip.doctor.remedies import Mechanism, Rebuilds, always, remedies
+from unskip.measures import COLLAPSED, UPDATES, Measured, last_tokens
 
 Outcome = Literal["trains", "doubtful", "fails"]
-FAMILIES = ("activation", "gradient", "dissipation")  # the measures that the rules need
+FAMILIES = ("activation", "gradient", "dissipation", "tokens")  # the measures that the rules need
 DOUBT = 0.25  # severities this close to 0 are doubtful: a confidence below 62 %
 MAX_CONFIDENCE = 0.9  # 21 of 24 networks in the test were judged correctly
 MAX_CONFIDENCE_LARGE = 0.75  # for images larger than those behind the limits: 7 of 9 networks known to train
@@ -68,6 +67,8 @@ DIFFERENCE = Limit("singularity", "difference", at=0.026, slack=0.6)
 STEP = Limit("exploding gradient", "gradient_norm", at=6e-4, slack=0.5, text=".0e")
 RELATIVE_GRADIENT = Limit("vanishing gradient", "relative_gradient", at=6e-3, slack=0.7, text=".1g")
 SATURATION = Limit("saturation", "gradient_blocked", at=0.8, slack=1.15, text=".0%")
+RANK_COLLAPSE = Limit("rank collapse", "token_spread", at=0.5, slack=0.6)  # of a network that answers for each token
+RANK_COLLAPSE_CLASSES = Limit("rank collapse", "token_spread", at=1e-4, slack=0.1)  # of one that answers once
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Symptom:
         return f"{first}{end} {self.where}, limit {at}"
 
 
-def judge(measured: Measured, *, trained: bool = False, rebuilds: Callable[[str], bool] = always) -> Verdict:
+def judge(measured: Measured, *, trained: bool = False, rebuilds: Rebuilds = always) -> Verdict:
     """The verdict on an untrained model, from its measures alone.
 
     A measure that is missing or not finite disables its rule. If neither the gradient nor the input could be followed
@@ -109,17 +110,19 @@ def judge(measured: Measured, *, trained: bool = False, rebuilds: Callable[[str]
     if verdict is not None:
         return verdict
     verdict = apply_rules(measured, rebuilds)
+    if verdict.outcome != "fails":
+        verdict = collapses(measured) or verdict
     if not trained:
         return verdict
     caution = "However, its weights are trained, and the limits are for untrained networks: rely on the measures."
     return replace(verdict, summary=f"{verdict.summary} {caution}", confidence=0.5)
 
 
-def apply_rules(measured: Measured, rebuilds: Callable[[str], bool]) -> Verdict:
+def apply_rules(measured: Measured, rebuilds: Rebuilds) -> Verdict:
     """The verdict of the most severe rule."""
     if measured.samples == 1:
         return doubtful("A single input is not enough: the rules compare several.", MEASURE_AGAIN)
-    rules = (dissipating, singularity, exploding, vanishing, saturation)
+    rules = (dissipating, singularity, exploding, vanishing, saturation, rank_collapse)
     symptoms = {found.mechanism: found for rule in rules if (found := rule(measured)) is not None}
     if not symptoms:
         return doubtful("Neither the signal nor the gradient of this network could be measured.", MEASURE_AGAIN)
@@ -183,7 +186,7 @@ def unhealthy(
     severity: float,
     symptoms: dict[Mechanism, Symptom],
     measured: Measured,
-    rebuilds: Callable[[str], bool],
+    rebuilds: Rebuilds,
 ) -> Verdict:
     """The verdict on a model with a symptom beyond its limit, or so close to it that it is doubtful.
 
@@ -228,6 +231,7 @@ def bands(measured: Measured) -> dict[str, tuple[float | None, float | None]]:
         NOISE_TO_SIGNAL.measure: (None, NOISE_TO_SIGNAL.at),
         DIFFERENCE.measure: (DIFFERENCE.at, None),
         RELATIVE_GRADIENT.measure: (RELATIVE_GRADIENT.at, None),
+        RANK_COLLAPSE.measure: (token_limit(measured).at, None),
     }
     loss = abs(measured.numbers.get("loss", math.nan))
     if math.isfinite(loss) and loss > 0:
@@ -274,7 +278,7 @@ def not_finite(measured: Measured) -> Verdict | None:
     )
 
 
-# ---------------------------------------------------------------- the five rules
+# ---------------------------------------------------------------- the six rules
 
 
 def dissipating(measured: Measured) -> Symptom | None:
@@ -335,6 +339,50 @@ def vanishing(measured: Measured) -> Symptom | None:
     layer = next((name for name in reversed(sizes) if RELATIVE_GRADIENT.exceeded(sizes[name])), None)
     problem = "gradients are too small, relative to the weights, to change them"
     return symptom(RELATIVE_GRADIENT, value, "in the first layers", layer, sizes, problem)
+
+
+def collapses(measured: Measured) -> Verdict | None:
+    """The verdict on a network whose first updates make its tokens alike, where an optimizer was given."""
+    value, layer = measured.numbers.get("token_spread_updated", math.inf), last_tokens(measured)
+    if layer is None or not value < COLLAPSED or token_limit(measured) is not RANK_COLLAPSE:
+        return None
+    factor = measured.numbers.get("starting_rate_factor", math.nan)
+    tried: tuple[str, ...] = ()
+    if math.isfinite(factor):
+        share = "third" if factor > 0.3 else f"{round(1 / factor)}th"
+        tried = (f"Lower the learning rate to a {share}, with which the first updates keep tokens apart (tried).",)
+    return Verdict(
+        outcome="fails",
+        summary=f"This network will most likely not start with this optimizer and learning rate: one of its first "
+        f"{UPDATES} updates makes the tokens of an input alike (rank collapse; token spread {value:.2g} behind "
+        f"{layer!r}, limit {COLLAPSED:g}). Without skips the same change of each layer multiplies.",
+        mechanism="rank collapse",
+        layer=layer,
+        remedies=(*tried, "Train it with Muon, whose updates have a small spectral norm, or with a warm-up."),
+        measures=("token_spread",),
+        confidence=MAX_CONFIDENCE_LARGE,
+    )
+
+
+def rank_collapse(measured: Measured) -> Symptom | None:
+    """The tokens of an input are alike behind the last layer, so that no layer can tell them apart.
+
+    Dong et al. 2021, arXiv:2103.03404. Of layers outside of branches, and only in networks with attention.
+    """
+    trunk, limit = {layer.name for layer in measured.layers if layer.trunk}, token_limit(measured)
+    spread = hidden(by_layer(measured, "token_spread"))
+    spread = {name: value for name, value in spread.items() if name in trunk}
+    if not spread:
+        return None
+    value = list(spread.values())[-1]
+    problem = "the tokens of an input become alike, since attention without a skip averages them layer by layer"
+    return symptom(limit, value, "at the last hidden layer", first_beyond(limit, spread), spread, problem)
+
+
+def token_limit(measured: Measured) -> Limit:
+    """The limit of token spread. A classifier, which tells inputs apart, can do with tokens that differ little."""
+    answers = bool(measured.layers) and measured.layers[-1].name in by_layer(measured, "token_spread")
+    return RANK_COLLAPSE if answers else RANK_COLLAPSE_CLASSES
 
 
 def symptom(

@@ -273,6 +273,8 @@ def _input_size(name: str, model: nn.Module, options: dict[str, Any]) -> Shape:
         side = getattr(weights.DEFAULT.transforms(), "crop_size", [224])[0]
         return (3, side, side)
     size = ENTRIES[name].input_size if name in ENTRIES else _timm_size(model)
+    if len(size) == 1 and "context" in options:  # a text as long as the network reads
+        return (options["context"],)
     return (options["in_chans"], *size[1:]) if size and "in_chans" in options else size
 
 

@@ -57,6 +57,8 @@ def loss_of(output: Any, targets: Any, loss: Loss | None, samples: int, seed: in
     if targets.is_floating_point() and targets.shape == y.shape:
         return F.mse_loss(y, targets), "The loss is the mean squared error."
     why = "they are neither class indices nor a tensor of the output's shape"
+    if y.ndim == 3 and targets.ndim == 2 and not targets.is_floating_point():
+        y = y.transpose(1, 2)  # logits of tokens, (B, T, classes)
     if not targets.is_floating_point() and y.ndim >= 2:
         try:
             return F.cross_entropy(y, targets.long()), "The loss is cross-entropy on the given targets."

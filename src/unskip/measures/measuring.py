@@ -11,7 +11,18 @@ from torch.nn.parameter import is_lazy
 from unskip._core import plugins
 from unskip._core.modules import preserved, unwrap
 from unskip._core.text import nearest
-from unskip.measures import activation, cushion, dissipation, dists, dominance, gradient, scaling, singularity, weights
+from unskip.measures import (
+    activation,
+    cushion,
+    dissipation,
+    dists,
+    dominance,
+    gradient,
+    scaling,
+    singularity,
+    tokens,
+    weights,
+)
 from unskip.measures.losses import Loss
 from unskip.measures.probe import Family, Layer, ModelFailedError, Probe, blaming, map_tensors
 from unskip.measures.series import Findings, Measure, Measured
@@ -21,7 +32,7 @@ M = TypeVar("M", bound=Family | LayerFunction)
 
 _FAMILIES: dict[str, Family] = {
     module.FAMILY.name: module.FAMILY
-    for module in (activation, gradient, dissipation, scaling, singularity, cushion, dominance, weights, dists)
+    for module in (activation, gradient, dissipation, scaling, singularity, cushion, dominance, weights, tokens, dists)
 }
 _ON_REQUEST = {"dists"}  # it downloads weights
 

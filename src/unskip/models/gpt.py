@@ -20,6 +20,8 @@ from unskip.models.staged import check_count
 from unskip.surgery import register_reader
 from unskip.surgery.readers.transformer import SkipFreeBlock, write_attention, write_block
 
+HEAD = 64  # channels of a head unless heads are given
+
 
 class GPTBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
@@ -83,15 +85,17 @@ class GPT(nn.Module):
         context: int = 256,  # the longest text, T
         width: int = 384,
         depth: int = 24,
-        heads: int = 6,
+        heads: int | None = None,  # as many as give each 64 channels, and one at least
         mlp_ratio: float = 4.0,
         drop_rate: float = 0.0,
     ) -> None:
         super().__init__()
         for field, value in (("context", context), ("width", width), ("depth", depth), ("heads", heads)):
-            check_count("gpt", field, value)
+            if value is not None:
+                check_count("gpt", field, value)
+        heads = heads or max(1, width // HEAD)
         if width % heads:
-            raise ValueError(f"gpt: width={width} can't be shared by heads={heads}; choose a multiple.")
+            raise ValueError(f"gpt: width={width} can't be shared by heads={heads}; choose a multiple, or say heads.")
         self.num_classes, self.context, self.num_features = num_classes, context, width
         self.embed = nn.Embedding(num_classes, width)
         self.pos_embed = nn.Parameter(torch.empty(context, width))

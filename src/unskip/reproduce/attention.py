@@ -7,14 +7,19 @@ its best epoch, so that each is at its own best. `unskip.models.gpt` is the netw
 import statistics
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from unskip.data.sets import load
+from unskip.io.load import load_model
 from unskip.reproduce.registry import Outcome, between, one_of, reproduction
+from unskip.reproduce.starts import prediction_lines, predictions
 from unskip.reproduce.trained import Trained, flags, train, with_time_left
+from unskip.ship import loss_in_bits
 from unskip.train.many import Finished
 from unskip.train.optim import CAPTURABLE
 from unskip.train.recipe import Recipe, load_recipe
@@ -35,6 +40,7 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "cut": ("Cutting the Skip, ordinary MLP", "plain_gpt_small_char", {"attention": "cut"}),
 }
 COLOURS = [f"C{i}" for i in range(10)]
+CALIBRATED = 128  # texts that ranges of what layers read are taken from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +60,18 @@ class AttentionSettings(Trained):
     clip: Annotated[float, "largest norm of the gradient; 0: off", between(0, 1e6)] = 1.0
     eps: Annotated[float, "AdamW's eps", between(1e-16, 1.0)] = 1e-8
     warmup: Annotated[float, "share of the updates in which the learning rate rises", between(0, 1)] = 0.1
+    predict: Annotated[
+        int, "say which runs start from their first updates, so many, made once more on the CPU; 0: don't",
+        between(0, 10_000),
+    ] = 0  # fmt: skip
+    int8: Annotated[
+        bool, "measure each row's loss with W8A8 and W8A6, at its best rate and for seed 0; not with --results-only"
+    ] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.int8 and self.results_only:
+            raise ValueError("reproduce: int8 needs the trained weights, which results_only drops; leave one out.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +165,34 @@ def attention(settings: AttentionSettings, folder: Path) -> Outcome:
         }
         found, ended = train(more, with_time_left(settings, began), folder / "runs")
         runs |= found
-    return replace(outcome(settings, chosen, rates, runs), ended=ended)
+    found_of = predictions(first, runs, settings.data, settings.predict)
+    folders = {cell: folder / "runs" / cell.name(rate, 0) for cell, rate in chosen.items()}
+    extra = [*prediction_lines(found_of, settings.predict), *in_bits(folders, settings, first)]
+    shown = outcome(settings, chosen, rates, runs, extra)
+    numbers = {**shown.numbers, "predictions": {name: asdict(each) for name, each in found_of.items()}}
+    return replace(shown, ended=ended, numbers=numbers if found_of else shown.numbers)
+
+
+def in_bits(folders: Mapping[Cell, Path], settings: AttentionSettings, recipes: Mapping[str, Recipe]) -> list[str]:
+    """A table of losses on the validation text in float and in few bits, a line for each cell; [] unless asked for."""
+    if not settings.int8:
+        return []
+    data, length = load(next(iter(recipes.values())).data, settings.data), settings.context
+    held = (data.test if data.val is None else data.val).labels
+    count = (len(held) - 1) // length
+    x, y = (held[start : start + count * length].view(count, length) for start in (0, 1))
+    learnt = data.train.labels[: CALIBRATED * length]
+    calibrate = learnt[: len(learnt) // length * length].view(-1, length)
+    lines = ["", "| layers | row | optimizer | float | W8A8 | W8A6 |", "|---:|---|---|---:|---:|---:|"]
+    for cell, folder in folders.items():
+        model = load_model(str(folder), command="reproduce").model.eval()
+        found = loss_in_bits(model, calibrate, (x, y))
+        cells = (f"{loss:.4f} ({found.increase(bits):+.4f})" for bits, loss in found.quantized.items())
+        lines.append(
+            f"| {cell.depth} | {ROWS[cell.row][0]} | {cell.optimizer} | {found.exact:.4f} | {' | '.join(cells)} |"
+        )
+    about = f"Losses on {count:,} texts; linear layers in few bits (`unskip.ship.loss_in_bits`)"
+    return [*lines, "", f"{about}, ranges from {len(calibrate)} texts of the training part."]
 
 
 def outcome(
@@ -155,7 +200,9 @@ def outcome(
     chosen: Mapping[Cell, float],
     rates: Mapping[str, list[float]],
     runs: Mapping[str, Finished],
+    extra: Iterable[str] = (),
 ) -> Outcome:
+    """The table, and `extra` lines behind it."""
     lines = [
         "| layers | row | optimizer | best rate | validation loss | less residual's | training loss then | weights |",
         "|---:|---|---|---:|---:|---:|---:|---:|",
@@ -188,26 +235,53 @@ def outcome(
         for name, run in runs.items()
     }
     return Outcome(
-        lines=(*lines, about),
+        lines=(*lines, about, *extra),
         numbers={"runs": grid, "parameters": {name: run.parameters for name, run in runs.items()}},
-        readme=(about, "", *lines, "", "## How", command, "`results.json` has the losses of every epoch of every run."),
+        readme=(
+            *(about, "", *lines, *extra, "", "## How", command),
+            "`results.json` has the losses of every epoch of every run.",
+        ),
         figure=draw(chosen, rates, runs) if chosen else None,
     )
 
 
 def draw(cells: Iterable[Cell], rates: Mapping[str, list[float]], runs: Mapping[str, Finished]) -> Figure:
-    """The best validation loss over the learning rate, a panel for each depth and optimizer."""
+    """The best validation loss over the depth, a panel for each optimizer, where there are several depths.
+
+    Below it, or alone, the loss over the learning rate, a panel for each depth and optimizer.
+    """
+    cells = list(cells)
     panels = list(dict.fromkeys((cell.depth, cell.optimizer) for cell in cells))
-    figure = Figure(figsize=(4.2 * len(panels), 3.8), dpi=120, layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-    for place, (depth, optimizer) in zip(axes, panels, strict=True):
+    optimizers, depths = list(dict.fromkeys(o for _, o in panels)), sorted({depth for depth, _ in panels})
+    figure = Figure(figsize=(4.2 * max(len(panels), 1), 3.8 * (1 + (len(depths) > 1))), dpi=120, layout="constrained")
+    *above, below = figure.subfigures(1 + (len(depths) > 1), 1, squeeze=False)[:, 0]
+
+    def losses_of(cell: Cell) -> dict[float, float]:
+        return {rate: best(runs[n]) for rate in rates[cell.optimizer] if (n := cell.name(rate, 0)) in runs}
+
+    def line(place: Axes, row: str, points: Mapping[Any, float]) -> None:
+        colour = COLOURS[list(ROWS).index(row)]
+        place.plot([*points], [*points.values()], "o-", ms=4, lw=1.4, label=row, color=colour)
+        place.grid(color="#e5e7eb")
+
+    for part in above:
+        for place, optimizer in zip(
+            part.subplots(1, len(optimizers), squeeze=False, sharey=True)[0], optimizers, strict=True
+        ):
+            for row in dict.fromkeys(cell.row for cell in cells):
+                own = sorted((c for c in cells if (c.row, c.optimizer) == (row, optimizer)), key=lambda c: c.depth)
+                line(place, row, {cell.depth: min(losses_of(cell).values()) for cell in own})
+            place.set(title=f"{optimizer}, best rate", xscale="log", xlabel="layers")
+            place.set_xticks(depths, labels=[*map(str, depths)])
+            place.minorticks_off()
+    for place, (depth, optimizer) in zip(
+        below.subplots(1, len(panels), squeeze=False, sharey=True)[0], panels, strict=True
+    ):
         for cell in cells:
             if (cell.depth, cell.optimizer) == (depth, optimizer):
-                losses = {rate: best(runs[n]) for rate in rates[optimizer] if (n := cell.name(rate, 0)) in runs}
-                colour = COLOURS[list(ROWS).index(cell.row)]
-                place.plot([*losses], [*losses.values()], "o-", ms=4, lw=1.4, label=cell.row, color=colour)
+                line(place, cell.row, losses_of(cell))
         place.set(title=f"{depth} layers, {optimizer}", xscale="log", xlabel="learning rate")
-        place.grid(color="#e5e7eb")
-    axes[0].set_ylabel("validation loss (nats)")
-    axes[-1].legend(frameon=False, fontsize=7)
+    for part in (*above, below):
+        part.axes[0].set_ylabel("validation loss (nats)")
+        part.axes[-1].legend(frameon=False, fontsize=7)
     return figure

@@ -1,5 +1,6 @@
 """Shipping: exact rewriting of trained networks, and the proof that the function stayed the same."""
 
+from unskip.ship.bits import BitLoss, loss_in_bits
 from unskip.ship.convert import Conversion, convert
 from unskip.ship.equalize import equalize
 from unskip.ship.export import Exported, export
@@ -11,6 +12,7 @@ from unskip.surgery.verify import Check, Error, LayerCheck, verify
 
 __all__ = [
     "Accuracy",
+    "BitLoss",
     "Check",
     "Conversion",
     "Error",
@@ -26,6 +28,7 @@ __all__ = [
     "export",
     "fake_quantized",
     "fold",
+    "loss_in_bits",
     "prune",
     "quantize",
     "verify",

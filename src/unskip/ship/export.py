@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from unskip._core.errors import RUN_ERRORS, reason
 from unskip._core.files import check_free, write_atomically
+from unskip._core.inputs import in_dtype, is_batch, is_tokens, random_like
 from unskip._core.modules import checked_model, copied
 from unskip._core.version import __version__
 from unskip.methods.registry import method_name
@@ -40,6 +41,7 @@ OPSET = 18  # of ONNX, 2022: what every runtime of today reads
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 LARGEST = 2**31 - 1  # bytes of an ONNX file, which is one protocol buffer
 INPUT, OUTPUT, BATCH = "input", "output", "batch"  # their names in the file
+LENGTH = "length"  # the free size of a text
 SCOPES = "pkg.torch.onnx.name_scopes"  # the paths of modules, as the exporter notes them on a node
 METADATA = "unskip.json"  # the extra file of a .pt2
 
@@ -85,8 +87,8 @@ def export(
 ) -> Exported:
     """Writes a network as ONNX (`.onnx`) or torch.export (`.pt2`), or for a target, and checks it by running it.
 
-    The batch is free, the rest of the shape is the example's. The file is for a network on the CPU. A file for a target
-    takes one input at a time.
+    The batch is free, and so is the number of tokens, up to the example's; the rest of the shape is the example's. The
+    file is for a network on the CPU. A file for a target takes one input at a time.
 
     Args:
         model: in eval mode; fold it first for a graph of plain layers.
@@ -165,7 +167,7 @@ def _check_path(path: str | Path, target: str | None) -> Format:
 
 def need_float32(example: Tensor) -> None:
     """Refuses a network in another dtype, which runtimes compute in float32."""
-    if example.dtype != torch.float32:
+    if example.is_floating_point() and example.dtype != torch.float32:
         raise ValueError(
             f"export: the network is in {example.dtype}, and onnxruntime computes in float32: call .float() first."
         )
@@ -197,15 +199,15 @@ def on_cpu(model: nn.Module) -> nn.Module:
 
 def check_example(model: nn.Module, example: Tensor) -> Tensor:
     """The example in the network's dtype, if the network takes it."""
-    if not isinstance(example, Tensor) or not example.is_floating_point() or example.dim() < 2 or not len(example):
+    if not is_batch(example) or example.dim() < 2 or not len(example):
         raise ValueError(
             f"export: example={in_words(example)} must be a batch of floating-point inputs, for instance "
-            "torch.randn(2, 3, 32, 32)."
+            "torch.randn(2, 3, 32, 32), or of tokens (B, T)."
         )
     if example.is_meta:
         raise ValueError("export: the example is on the meta device and has no numbers; give real inputs.")
     like = next((t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()), example)
-    example = example.detach().to("cpu", like.dtype).contiguous()
+    example = in_dtype(example.detach().cpu(), like.dtype).contiguous()
     try:
         with torch.no_grad():
             output = model(example.clone())
@@ -254,17 +256,23 @@ class References:
 
 @torch.no_grad()
 def references_of(model: nn.Module, example: Tensor) -> References:
-    """What the network makes of the example, and of fresh inputs: one alone, and one more than the example has."""
+    """What the network makes of the example, and of fresh inputs: one alone, and one more than the example has.
+
+    Of tokens these are shorter, too: one token, and half as many as the example has.
+    """
     generator = torch.Generator().manual_seed(0)
     inputs = [example]
     for n in (1, len(example) + 1):
-        inputs.append(torch.randn(n, *example.shape[1:], generator=generator).to(example.dtype))
+        inputs.append(random_like(example, (n, *example.shape[1:]), generator))
+    if is_tokens(example):
+        inputs[1:] = [inputs[1][:, :1], inputs[2][:, : (example.shape[1] + 1) // 2]]
     outputs = [model(x.clone()) for x in inputs]
     if not all(torch.isfinite(y).all() for y in outputs):
         raise ValueError("export: the network's output is not finite, so there is nothing to check a file by.")
     exact = copied("export", model).double()
     try:
-        rounding = max(difference(exact(x.double()), y.double()).relative for x, y in zip(inputs, outputs, strict=True))
+        pairs = zip(inputs, outputs, strict=True)
+        rounding = max(difference(exact(in_dtype(x, torch.float64)), y.double()).relative for x, y in pairs)
     except RUN_ERRORS as error:
         raise ValueError(
             f"export: a copy of {type(model).__name__} in float64 can't run: {reason(error)}. A forward that was set "
@@ -274,10 +282,16 @@ def references_of(model: nn.Module, example: Tensor) -> References:
 
 
 def traced(model: nn.Module, example: Tensor, *, free: bool = True) -> torch.export.ExportedProgram:
-    """The network as torch.export sees it, with a free batch or for one input at a time."""
+    """The network as torch.export sees it, with a free batch or for one input at a time.
+
+    With a free batch of tokens their number is free, too, up to that of the example.
+    """
     # One input alone would be taken for a batch that is always one.
     example = example[:1] if not free else example if len(example) > 1 else torch.cat([example, example])
-    shapes = ({0: torch.export.Dim(BATCH, min=1)},) if free else None
+    sizes: dict[int, Any] = {0: torch.export.Dim(BATCH, min=1)}
+    if is_tokens(example) and example.shape[1] > 1:
+        sizes[1] = torch.export.Dim(LENGTH, min=1, max=example.shape[1])
+    shapes = (sizes,) if free else None
     try:
         with quiet(), torch.no_grad():
             program = torch.export.export(model, (example.clone(),), dynamic_shapes=shapes)
@@ -315,7 +329,8 @@ def describe(model: nn.Module, example: Tensor, metadata: Mapping[str, str] | No
         about |= {"method": method_name(surgery.method), "options": json.dumps(asdict(surgery.method), default=str)}
     if folding is not None:
         about |= {"form": folding.form, "fold error": f"{folding.exact:.1e}"}
-    about["input"] = f"{BATCH} x {' x '.join(map(str, example.shape[1:]))}, {str(example.dtype).removeprefix('torch.')}"
+    rest = f"{LENGTH} of at most {example.shape[1]}" if is_tokens(example) else " x ".join(map(str, example.shape[1:]))
+    about["input"] = f"{BATCH} x {rest}, {str(example.dtype).removeprefix('torch.')}"
     return about | _check_metadata(metadata or {})
 
 
@@ -409,12 +424,13 @@ def _forget_source(model: Any) -> None:
 
 
 def _name_batch(model: Any) -> None:
-    """The exporter calls the free size s77 or the like."""
-    symbol = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
-    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param:
-                dim.dim_param = re.sub(rf"\b{re.escape(symbol)}\b", BATCH, dim.dim_param)
+    """The exporter calls the free sizes s77 or the like."""
+    free = [dim.dim_param for dim in model.graph.input[0].type.tensor_type.shape.dim if dim.dim_param]
+    for symbol, name in zip(free, (BATCH, LENGTH), strict=False):
+        for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param:
+                    dim.dim_param = re.sub(rf"\b{re.escape(symbol)}\b", name, dim.dim_param)
 
 
 def set_metadata(model: Any, metadata: Mapping[str, str]) -> None:

@@ -1,6 +1,7 @@
 """Fake quantisation: layers that compute in float what the INT8 file computes, to measure it and to train for it.
 
-    x -> s_x (clamp(round(x / s_x) + z, 0, 255) - z)      what a layer reads: uint8, one scale, range by min and max
+    x -> s_x (clamp(round(x / s_x) + z, 0, 255) - z)      what a layer reads: uint8, one scale, range by min and max;
+                                                           2^n - 1 in place of 255 for n bits
     W -> s_o clamp(round(W / s_o), -q, q)                 s_o = max |W_o| / q for each output channel o, q = 64 or 127
 
 Gradients pass the rounding unchanged (Bengio et al. 2013, https://arxiv.org/abs/1308.3432), as PyTorch's operations do.
@@ -26,11 +27,16 @@ class FakeQuantized(nn.Module):
     The weight's scale follows the weight; the input's range is fixed, and stays with the layer in a network file.
     """
 
-    def __init__(self, layer: nn.Conv2d | nn.Linear, low: float, high: float, bits: int) -> None:
+    levels = 255  # of the input, less one
+
+    def __init__(
+        self, layer: nn.Conv2d | nn.Linear, low: float, high: float, bits: int, activation_bits: int = 8
+    ) -> None:
         super().__init__()
         low, high = min(low, 0.0), max(high, 0.0)  # zero, which pads, must be one of the numbers
         self.layer = layer
-        self.scale = (high - low) / 255 or 1.0
+        self.levels = 2**activation_bits - 1
+        self.scale = (high - low) / self.levels or 1.0
         self.zero_point = round(-low / self.scale)
         self.bits = bits
 
@@ -38,7 +44,7 @@ class FakeQuantized(nn.Module):
         return self.layer
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.fake_quantize_per_tensor_affine(x, self.scale, self.zero_point, 0, 255)
+        x = torch.fake_quantize_per_tensor_affine(x, self.scale, self.zero_point, 0, self.levels)
         weight = rounded(self.layer.weight, self.bits)
         if isinstance(self.layer, nn.Linear):
             return nn.functional.linear(x, weight, self.layer.bias)
@@ -64,19 +70,21 @@ def weighted_layers(model: nn.Module) -> Iterator[tuple[str, nn.Conv2d | nn.Line
 
 
 @torch.no_grad()
-def fake_quantized(model: nn.Module, inputs: Tensor, *, bits: int = 8) -> nn.Module:
+def fake_quantized(model: nn.Module, inputs: Tensor, *, bits: int = 8, activation_bits: int = 8) -> nn.Module:
     """A copy of a folded network that computes what its INT8 file will: to train on, and for `unskip.ship.quantize`.
 
     Args:
         model: a folded network in eval mode.
         inputs: some hundreds of inputs, whose minimum and maximum at each layer become its range.
         bits: of the weights, 2 to 8; `quantize` writes 7 and 8.
+        activation_bits: of what layers read, 2 to 8; `quantize` writes 8.
 
     Returns:
         The network, each convolution and linear layer a `FakeQuantized`. `quantize` keeps its ranges.
     """
-    if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 8:
-        raise ValueError(f"fake_quantized: bits={bits!r} must be a whole number from 2 to 8.")
+    for name, value in (("bits", bits), ("activation_bits", activation_bits)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= 8:
+            raise ValueError(f"fake_quantized: {name}={value!r} must be a whole number from 2 to 8.")
     model = copied("fake_quantized", model)
     ranges: dict[nn.Module, tuple[float, float]] = {}
 
@@ -89,7 +97,9 @@ def fake_quantized(model: nn.Module, inputs: Tensor, *, bits: int = 8) -> nn.Mod
         raise ValueError(f"fake_quantized: {type(model).__name__} has no ordinary convolution or linear layer.")
     run_watched(model, inputs, [layer.register_forward_pre_hook(watch) for layer in layers])
     quantized = {
-        layer: FakeQuantized(layer, *ranges[layer], bits).train(layer.training) for layer in layers if layer in ranges
+        layer: FakeQuantized(layer, *ranges[layer], bits, activation_bits).train(layer.training)
+        for layer in layers
+        if layer in ranges
     }
     if model in quantized:
         return quantized[model]

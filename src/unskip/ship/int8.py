@@ -272,6 +272,11 @@ def _make(model: nn.Module, inputs: Tensor, how: _How, folder: Path, metadata: M
                 f"quantize: bits={how.bits}, and the network was trained with weights of {layer.bits} bits ({path}); "
                 f"give bits={layer.bits}."
             )
+        if layer.levels != 255:
+            raise ValueError(
+                f"quantize: {path} reads numbers of fewer than 8 bits (activation_bits), which no INT8 file has; "
+                "unskip.ship.loss_in_bits measures such networks."
+            )
     if trained:
         model = without_fake_quant(model)
     model = on_cpu(model)

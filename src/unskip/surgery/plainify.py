@@ -194,12 +194,13 @@ def memory_variants(
     return MemoryPlans(found)
 
 
-def takes(model: nn.Module, method: str | Method, **options: Any) -> bool:
-    """Whether `plainify` makes this model skip-free by this method, tried on a copy without weights."""
+def takes(model: nn.Module, method: str | Method, *, attention: str = KEEP, **options: Any) -> bool:
+    """Whether `plainify` takes this model with these arguments, tried on a copy without weights."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _plainify(on_meta(checked_model("plainify", model)), resolve_method(method, options), None, strict=True)
+            how, meta = resolve_method(method, options), on_meta(checked_model("plainify", model))
+            _plainify(meta, how, None, strict=True, attention=attention)
     except ValueError:
         return False
     return True

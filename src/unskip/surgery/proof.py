@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from unskip._core.errors import RUN_ERRORS, reason
+from unskip._core.inputs import in_dtype, is_batch, is_tokens
 from unskip._core.layers import altered
 from unskip._core.modules import checked_model, copied, has_global_hooks
 from unskip.surgery.signs import decides
@@ -131,7 +132,12 @@ def check_stored(command: str, model: nn.Module, rewritten: nn.Module, x: Tensor
 
 
 def _other_sizes(x: Tensor) -> list[Tensor]:
-    """Random images, or series, of half the size and of half more (a quarter where the example is large)."""
+    """Random images, or series, of half the size and of half more (a quarter where the example is large).
+
+    Of tokens the two halves of a text.
+    """
+    if is_tokens(x):
+        return [x[:1, : (x.shape[1] + 1) // 2], x[:1, x.shape[1] // 2 :]]
     if x.ndim not in (3, 4):
         return []
     generator = torch.Generator().manual_seed(1)
@@ -146,17 +152,24 @@ def find_example(command: str, model: nn.Module, example: Tensor | None, rewritt
     """The given example in float64, or random inputs of a shape that the model takes, and so does what it became."""
     models = [m for m in (model, rewritten) if m is not None]
     if example is not None:
-        if not isinstance(example, Tensor) or not example.is_floating_point() or example.is_meta:
-            raise ValueError(f"{command}: example={in_words(example)} must be a batch of floating-point inputs.")
+        if not is_batch(example) or example.is_meta:
+            raise ValueError(
+                f"{command}: example={in_words(example)} must be a batch of floating-point inputs, or of tokens (B, T)."
+            )
         if not torch.isfinite(example).all():
             raise ValueError(f"{command}: example has numbers that are not finite, so nothing can be checked on it.")
-        x = example.detach().to("cpu", torch.float64)
+        x = in_dtype(example.detach().cpu(), torch.float64)
         for m in models:
             if problem := _problem(m, x):
                 name = type(m).__name__
                 raise ValueError(f"{command}: {name} can't run on an example of shape {tuple(x.shape)}: {problem}.")
         return x
     generator = torch.Generator().manual_seed(0)
+    first = next((m for m in model.modules() if isinstance(m, nn.Embedding | nn.Conv2d | nn.Linear)), None)
+    if isinstance(first, nn.Embedding):
+        x = torch.randint(first.num_embeddings, (2, min(16, getattr(model, "context", 16))), generator=generator)
+        if not _problem(model, x):
+            return x
     for shape in input_shapes(model):
         x = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
         if not any(_problem(m, x) for m in models):
@@ -169,7 +182,8 @@ def find_example(command: str, model: nn.Module, example: Tensor | None, rewritt
 def _problem(model: nn.Module, x: Tensor) -> str:
     """Why the model can't run on an input; '' if it can."""
     try:
-        model(x.clone().to(next(model.parameters(), x)))
+        like = next(model.parameters(), x)
+        model(in_dtype(x.clone().to(like.device), like.dtype) if like.is_floating_point() else x.clone())
     except RUN_ERRORS as error:
         return reason(error)
     return ""

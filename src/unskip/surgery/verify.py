@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unskip._core.errors import RUN_ERRORS, reason
+from unskip._core.inputs import in_dtype, is_batch, random_like
 from unskip._core.modules import checked_model, copied, preserved
 from unskip.methods.rm import RMBlock
 
@@ -145,8 +146,8 @@ def verify(a: nn.Module, b: nn.Module, example: Tensor, *, seed: int = 0) -> Che
     Args:
         a: the original, in the mode in which it is to be compared; a network in training mode is named as a reason.
         b: what is to be the same function.
-        example: a batch of inputs, in floating point.
-        seed: of the random inputs, which are standard normal numbers in the shape of the example.
+        example: a batch of inputs, in floating point or tokens.
+        seed: of the random inputs: standard normal numbers in the shape of the example, or tokens drawn from its own.
 
     Returns:
         A `Check`: `print(check)` shows a table, `check.ok(tolerance)` is the answer.
@@ -158,7 +159,7 @@ def verify(a: nn.Module, b: nn.Module, example: Tensor, *, seed: int = 0) -> Che
         True
     """
     models = {name: checked_model("verify", model, name) for name, model in (("a", a), ("b", b))}
-    if not isinstance(example, Tensor) or not example.is_floating_point() or example.numel() == 0:
+    if not is_batch(example) or example.numel() == 0:
         raise ValueError(
             f"verify: example={in_words(example)} must be a batch of floating-point inputs, for instance "
             "torch.randn(2, 3, 32, 32)."
@@ -169,8 +170,8 @@ def verify(a: nn.Module, b: nn.Module, example: Tensor, *, seed: int = 0) -> Che
     device = torch.device("cpu") if tensors[0].device.type == "mps" else tensors[0].device  # which has no float64
     generator = torch.Generator().manual_seed(seed)
     inputs: dict[InputSource, Tensor] = {
-        "example": example.detach().to("cpu", torch.float64),
-        "random": torch.randn(example.shape, generator=generator, dtype=torch.float64),
+        "example": in_dtype(example.detach().cpu(), torch.float64),
+        "random": random_like(in_dtype(example.detach().cpu(), torch.float64), example.shape, generator),
     }
 
     output: dict[tuple[InputSource, Precision], Error] = {}
@@ -181,7 +182,7 @@ def verify(a: nn.Module, b: nn.Module, example: Tensor, *, seed: int = 0) -> Che
         copies = [model.to(device, dtype) for model in copies]
         for source, x in inputs.items():
             of_layers = [
-                _run(model, x.to(device, dtype), f"{name} ({type(model).__name__})", precision)
+                _run(model, in_dtype(x.to(device), dtype), f"{name} ({type(model).__name__})", precision)
                 for name, model in zip(models, copies, strict=True)
             ]
             y_a, y_b = (outputs.pop("") for outputs in of_layers)

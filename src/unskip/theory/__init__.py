@@ -33,6 +33,7 @@ from unskip.theory.survival import (
     surviving_fraction,
     unit_statistics,
 )
+from unskip.theory.updates import common_growth
 
 __all__ = [
     "ActivationMoments",
@@ -44,6 +45,7 @@ __all__ = [
     "activation_moments",
     "batch_norm",
     "collapsing_depth",
+    "common_growth",
     "condition_number",
     "dominance_ratio",
     "expected_dominance_plain",

@@ -47,6 +47,7 @@ class SelfAttention(nn.Module):
         assert not (spec.causal and spec.bias is not None), "a bias of positions replaces causality"
         self.heads, self.causal, self.drop = spec.heads, spec.causal, spec.drop
         self.head_dim = spec.q.out_features // spec.heads
+        self.shared = spec.q.out_features // spec.k.out_features  # heads of queries that share keys and values
         self.q, self.k, self.v, self.o = (copy.deepcopy(layer) for layer in (spec.q, spec.k, spec.v, spec.o))
         self.q_norm = nn.Identity() if spec.q_norm is None else spec.q_norm
         self.k_norm = nn.Identity() if spec.k_norm is None else spec.k_norm
@@ -87,15 +88,30 @@ class SelfAttention(nn.Module):
                 -inf. None is all of them or, in causal attention, those up to their own.
             rotary: turns queries and keys by their positions.
         """
+        y = self.mix(*self.heads_of(x, rotary), mask)
+        return self.out_drop(self.o(y.transpose(1, 2).flatten(2)))
+
+    def heads_of(self, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v of each head, (B, heads, T, d_h)."""
         q, k, v = (self.by_head(layer(x)) for layer in (self.q, self.k, self.v))
         q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:
             q, k = rotary(q, k)
-        if self.k.out_features != self.q.out_features:
-            shared = self.q.out_features // self.k.out_features
-            k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
-        y = self.mix(q, k, v, mask)
-        return self.out_drop(self.o(y.transpose(1, 2).flatten(2)))
+        if self.shared > 1:
+            k, v = k.repeat_interleave(self.shared, 1), v.repeat_interleave(self.shared, 1)
+        return q, k, v
+
+    @torch.no_grad()
+    def matrix(self, x: Tensor, mask: Tensor | None = None, rotary: Rotary | None = None) -> Tensor:
+        """A of the method, (B, heads, T, T), for the arguments of `forward` and without dropout."""
+        q, k, _ = self.heads_of(x, rotary)
+        drop, self.drop = self.drop, 0.0
+        try:
+            return self.mix(
+                q, k, torch.eye(x.shape[1], dtype=x.dtype, device=x.device).expand(*q.shape[:2], -1, -1), mask
+            )
+        finally:
+            self.drop = drop
 
     def by_head(self, x: Tensor) -> Tensor:
         """(B, T, heads * d_h) to (B, heads, T, d_h)."""
