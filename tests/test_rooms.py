@@ -29,6 +29,50 @@ def imports(file: Path) -> set[str]:
     return {name for name in names if name.split(".")[0] == "unskip"}
 
 
+def module_name(file: Path) -> str:
+    return ".".join(file.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_modules(tree: ast.AST, *, in_functions: bool) -> set[str]:
+    """The modules of unskip that are imported at the top of a file, or in its functions; not those for types alone."""
+    found: set[str] = set()
+    stack: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while stack:
+        node, inside = stack.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.ImportFrom) and inside == in_functions:
+            submodules = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in MODULES else str(node.module) for name in submodules} & set(MODULES)
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        stack += [(child, inside) for child in ast.iter_child_nodes(node)]
+    return found
+
+
+MODULES = {module_name(file): file for file in FILES}
+
+
+def test_no_import_in_a_function_hides_a_cycle() -> None:
+    trees = {name: ast.parse(file.read_text()) for name, file in MODULES.items()}
+    top = {name: imported_modules(tree, in_functions=False) for name, tree in trees.items()}
+
+    def reached(start: str) -> set[str]:
+        seen, queue = {start}, [start]
+        while queue:
+            new = top[queue.pop()] - seen
+            seen |= new
+            queue += new
+        return seen
+
+    hidden = [
+        f"{name} imports {target}, which imports it"
+        for name, tree in trees.items()
+        for target in imported_modules(tree, in_functions=True)
+        if name in reached(target)
+    ]
+    assert not hidden
+
+
 def rooms(file: Path) -> dict[str, str]:
     """The rooms that a file imports from, each with one name from it; '' stands for the package itself."""
     return {name.removeprefix("unskip").lstrip(".").split(".")[0]: name for name in imports(file)}

@@ -263,7 +263,7 @@ def test_a_file_that_computes_something_else_is_not_kept(tmp_path: Path, monkeyp
     """A runtime that answers wrongly by a thousandth, in place of a broken exporter."""
     file = tmp_path / "net.onnx"
     file.write_text("old")
-    module = importlib.import_module("unskip.ship.export")
+    module = importlib.import_module("unskip.ship.writing")
     real = module.onnx_runner
     monkeypatch.setattr(module, "onnx_runner", lambda model: lambda x: real(model)(x) * 1.001)
     with pytest.raises(ValueError, match=r"what net\.onnx computes differs .* so the file was not kept"):

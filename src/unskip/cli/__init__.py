@@ -6,13 +6,10 @@ This file imports next to nothing: until `main` runs, Ctrl-C is a traceback.
 import contextlib
 import io
 import os
-import signal
 import sys
 from typing import NoReturn
 
-INTERRUPTED = 130  # the exit code that shells know: 128 + SIGINT
-STOPPED, DIVERGED = 75, 3  # of training; 75 is EX_TEMPFAIL, "try again later"
-SENTENCE = "Interrupted. Nothing is left half written; the same command begins anew."
+from unskip.cli.interrupts import INTERRUPTED, SENTENCE, Importing
 
 
 def main() -> None:
@@ -53,25 +50,3 @@ def _exit(sentence: str, code: int, style: str = "red") -> NoReturn:
     with contextlib.suppress(OSError):  # stderr may be full too
         Console(stderr=True, highlight=False, soft_wrap=True).print(sentence, style=style, markup=False)
     sys.exit(code)
-
-
-class Importing:
-    """Until a command has imported what it needs, which takes seconds, Ctrl-C ends the process at once.
-
-    An exception would not: modules that try what there is to import (NumPy, accelerate) swallow it, and go on with half
-    of what they need. Nothing has begun by then that would have to be tidied up. It begins in `main` and ends with the
-    first such block, that of the command, which from then on gets its KeyboardInterrupt.
-    """
-
-    def __enter__(self) -> None:
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as in a script's background
-            signal.signal(signal.SIGINT, _end)
-
-    def __exit__(self, *_: object) -> None:
-        if signal.getsignal(signal.SIGINT) is _end:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _end(*_: object) -> None:
-    os.write(2, f"{SENTENCE}\n".encode())  # past sys.stderr, which may be in the middle of a line of its own
-    os._exit(INTERRUPTED)

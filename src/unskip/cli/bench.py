@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from unskip.cli import INTERRUPTED, Importing
+from unskip.cli.interrupts import INTERRUPTED, Importing
 from unskip.cli.tables import console_for_tables, fitted
 
 

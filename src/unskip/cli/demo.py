@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from unskip.cli import Importing
+from unskip.cli.interrupts import Importing
 from unskip.cli.options import MAX_SEED
 
 
@@ -22,13 +22,14 @@ def demo(
     with Importing():
         from unskip._core.files import make_folder
         from unskip.demo import story
+        from unskip.demo.page import write
         from unskip.demo.view import View, table
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the runs too, as Ctrl-C does
     make_folder(out, command="demo", way_out="Choose another one (--out).")
     with View() as view:
         told = story.train_all(seed, out, view.show)
-    picture, page = story.write(told, out)
+    picture, page = write(told, out)
     view.console.print(table(told))
     doctor = story.write_doctor_page(seed, out)
     print(f"Picture: {picture}\nPage:    {page}\nDoctor:  {doctor}")

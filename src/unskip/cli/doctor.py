@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from unskip.cli import Importing
+from unskip.cli.interrupts import Importing
 from unskip.cli.options import MAX_SEED, Force, InputSize, Network, NumClasses, Pretrained, Weights
 from unskip.cli.tables import console_for_tables, fitted
 

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from unskip._core.text import nearest
-from unskip.cli import Importing
+from unskip.cli.interrupts import Importing
 from unskip.cli.tables import console_for_tables, fitted
 
 SORTS = ("name", "family", "image", "trained", "frozen", "MACs", "paper")

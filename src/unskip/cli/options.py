@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from unskip.cli import Importing
+from unskip.cli.interrupts import Importing
 
 if TYPE_CHECKING:
     from unskip.io.shipping import ModelSource

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from unskip.cli import Importing
+from unskip.cli.interrupts import Importing
 from unskip.cli.options import InputSize, NumClasses
 
 

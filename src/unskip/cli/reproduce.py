@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-from unskip.cli import STOPPED, Importing
+from unskip.cli.interrupts import STOPPED, Importing
 from unskip.cli.options import Command
 from unskip.cli.tables import console_for_tables, fitted
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from unskip.cli import DIVERGED, STOPPED, Importing
+from unskip.cli.interrupts import DIVERGED, STOPPED, Importing
 
 
 def train(

@@ -1,9 +1,11 @@
 """The demo's picture and page: learning curves, noise-to-signal ratio by depth, and the plain network's second try."""
 
 import html
+import json
 from collections.abc import Callable
 from importlib import resources
 from io import BytesIO, StringIO
+from pathlib import Path
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -11,10 +13,23 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from unskip.demo.story import DEPTH, NOISE, VARIANTS, Story, versions
+from unskip.train.checkpoint import write_atomically
 
 INK, SOFT, GRID = "#1e293b", "#64748b", "#e2e8f0"
 SIZES = {"on-wide": (8.2, 3.8), "on-narrow": (4.2, 3.6)}  # inches, of 96 pixels where the page is that wide
 FAILS = 20  # points behind the others from which on we say that the plain network fails
+
+
+def write(story: Story, out: Path) -> tuple[Path, Path]:
+    """Writes the picture, the page and the numbers as JSON into a folder; returns the paths of the first two."""
+    files = {
+        "demo.png": draw(story),
+        "index.html": page(story).encode(),
+        "demo.json": json.dumps(story.summary(), indent=1).encode(),
+    }
+    for name, data in files.items():
+        write_atomically(out / name, lambda file, data=data: file.write(data))  # type: ignore[misc]
+    return out / "demo.png", out / "index.html"
 
 
 def draw(story: Story) -> bytes:

@@ -26,7 +26,7 @@ from unskip.data.sets import DataSet, load
 from unskip.doctor.report import diagnose
 from unskip.models.about import frozen_weights, skips_left
 from unskip.models.build import NetworkConfig, build_network
-from unskip.train.checkpoint import explained, write_atomically
+from unskip.train.checkpoint import explained
 from unskip.train.metrics import read_metrics
 from unskip.train.recipe import Recipe, load_recipe
 
@@ -254,14 +254,3 @@ def clear(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         for variant, name in product(VARIANTS, names):
             (out / variant.key / name).unlink(missing_ok=True)
-
-
-def write(story: Story, out: Path) -> tuple[Path, Path]:
-    """The picture and the page, and the numbers as JSON."""
-    from unskip.demo.page import draw, page
-
-    picture, html = draw(story), page(story)
-    write_atomically(out / "demo.png", lambda file: file.write(picture))
-    write_atomically(out / "index.html", lambda file: file.write(html.encode()))
-    write_atomically(out / "demo.json", lambda file: file.write(json.dumps(story.summary(), indent=1).encode()))
-    return out / "demo.png", out / "index.html"

@@ -21,10 +21,11 @@ from unskip.io import network_file as netfile
 from unskip.io.load import LoadedModel, Shape, load_model, note_on_weights
 from unskip.methods import resolve_method
 from unskip.ship import Exported, Quantized, convert, export, fold, quantize
-from unskip.ship.export import OPSET
+from unskip.ship.accuracy import LIMIT
 from unskip.ship.fold import Form, Refusal, blocks_with_skips
-from unskip.ship.int8 import LIMIT, Bits
+from unskip.ship.int8 import Bits
 from unskip.ship.targets import Target, Tflite
+from unskip.ship.writing import OPSET
 from unskip.surgery import (
     Cost,
     MemoryPlan,
@@ -256,7 +257,7 @@ def export_to_file(
         keep_skips: whether a network with skips may be written; else it is an error.
         form: how it is folded first; 'auto' is dense where it can be folded.
         target: a device's tool chain, of `unskip.ship.targets.TARGETS`.
-        opset: of ONNX, `unskip.ship.export.OPSET` unless given.
+        opset: of ONNX, `unskip.ship.writing.OPSET` unless given.
         int8: makes it a file in 8 bits.
         force: whether a file that is there may be replaced.
     """

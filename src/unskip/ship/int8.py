@@ -13,7 +13,7 @@ silently; the file can't know on which CPU it will run, and one bit of the weigh
 
 import ast
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,36 +24,33 @@ from torch import Tensor, nn
 
 from unskip._core.files import check_free, write_atomically
 from unskip._core.modules import checked_model
+from unskip.ship.accuracy import CHUNK, LIMIT, Accuracy, Batches, Labelled, compare, gather_inputs, labelled_pairs
 from unskip.ship.equalize import bias_shifts, output_sqnr, shifted
 from unskip.ship.equalize import equalize as equalize_channels
-from unskip.ship.export import (
+from unskip.ship.fake_quant import FakeQuantized, weighted_layers, without_fake_quant
+from unskip.ship.fold import Refusal, absorb_norms
+from unskip.ship.writing import (
     INPUT,
     OPSET,
     SCOPES,
     Run,
     check_example,
-    export,
     need_onnx,
     on_cpu,
     onnx_runner,
     quiet,
     set_metadata,
+    write,
 )
-from unskip.ship.fake_quant import FakeQuantized, decibel, weighted_layers, without_fake_quant
-from unskip.ship.fold import Refusal, absorb_norms
 from unskip.surgery.proof import in_float64
-from unskip.surgery.verify import difference, in_words
+from unskip.surgery.verify import difference
 
 Bits = Literal[7, 8]
 Equalize = Literal["auto"] | bool
-Batches = Tensor | Iterable[Any]  # a tensor, or batches of a loader: tensors, or tuples that begin with one
-Labelled = tuple[Tensor, Tensor] | Iterable[Any]  # images and classes, or batches of both
 
-CHUNK = 64  # inputs that run at once
 EXAMPLE = 8  # calibration inputs on which the float files are checked
 COMPARED = 128  # calibration inputs that layers are compared on, at most
 PIXELS = 2**20  # numbers in these inputs, at most: what all layers write is held in memory, twice
-LIMIT = 0.5  # points of accuracy
 SAME = 1e-3  # relative, of what two float files of one function give
 LAYERS = ("Conv", "Gemm", "MatMul")
 DEQUANTIZED = "_DequantizeLinear_Output"  # how onnxruntime calls a weight behind its scale
@@ -67,29 +64,6 @@ class LayerNoise:
     path: str
     weights: float  # dB, of its weights against those of the float network
     output: float | None  # dB, of what it writes, all layers before it in 8 bits too; None where it isn't quantised
-
-
-@dataclass(frozen=True, kw_only=True)
-class Accuracy:
-    """Of the float network and of the file, on the same inputs."""
-
-    inputs: int
-    before: float | None  # percent right, None without labels
-    after: float | None
-    agreement: float  # percent of the answers that are the same from both; of a classifier one for each input
-    sqnr: float  # dB, of all outputs
-    error: float = 0.0  # points, the standard error of the loss: inputs whose answer became right or wrong
-
-    def exceeds(self, limit: float) -> bool:
-        """Whether more than `limit` points are lost, and not by the chance of few inputs (two standard errors)."""
-        return not self.loss - 2 * self.error <= limit
-
-    @property
-    def loss(self) -> float:
-        """Points of accuracy; without labels, answers that changed, which bound them."""
-        if self.before is None or self.after is None:
-            return 100 - self.agreement
-        return self.before - self.after
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,9 +176,9 @@ def quantize(
         )
     need_onnx("quantize")
     check_free(path, command="quantize", argument="path", force=force, overwrite="force=True")
-    inputs = _inputs(calibrate)
+    inputs = gather_inputs(calibrate)
     pairs: Iterable[tuple[Tensor, Tensor | None]] = (
-        ((x, None) for x in inputs.split(CHUNK)) if test is None else _pairs(test, inputs.shape[1:])
+        ((x, None) for x in inputs.split(CHUNK)) if test is None else labelled_pairs(test, inputs.shape[1:])
     )
     if isinstance(test, list | tuple):
         pairs = list(pairs)  # what is wrong with them is said before the work; a loader may be too large for that
@@ -214,16 +188,16 @@ def quantize(
         made = _make(model, inputs, how, Path(folder), metadata)
         beside = None
         if residual is None:
-            (accuracy,) = _compare(_runs(made.float_file, made.int8_file), pairs)
+            (accuracy,) = compare(_runs(made.float_file, made.int8_file), pairs)
         else:
             (Path(folder) / "residual").mkdir()
             other = _make(_without_norms(residual, inputs), inputs, how, Path(folder) / "residual", None)
             pairs = list(pairs)
             if _alike(made.float_file, other.float_file, inputs[:EXAMPLE]):
-                accuracy, beside = _compare(_runs(made.float_file, made.int8_file, other.int8_file), pairs)
+                accuracy, beside = compare(_runs(made.float_file, made.int8_file, other.int8_file), pairs)
             else:  # trained on since
-                (accuracy,) = _compare(_runs(made.float_file, made.int8_file), pairs)
-                (beside,) = _compare(_runs(other.float_file, other.int8_file), pairs)
+                (accuracy,) = compare(_runs(made.float_file, made.int8_file), pairs)
+                (beside,) = compare(_runs(other.float_file, other.int8_file), pairs)
         layers = _layer_noise(made.float_file, made.int8_file, inputs[: _few(inputs)])
         data, said = _with_metadata(made, accuracy, how, len(inputs))
         result = Quantized(
@@ -298,11 +272,11 @@ def _make(model: nn.Module, inputs: Tensor, how: _How, folder: Path, metadata: M
             for network, shift in ((same, False), (shifted(same, bias_shifts(same, few, how.bits)), True)):
                 found[alike, shift] = output_sqnr(network, few, how.bits, exact), network
     equalized, corrected = max(found, key=lambda way: found[way][0])
-    said = export(found[equalized, False][1], float_file, example=example, opset=how.opset, metadata=metadata).metadata
+    said = write(found[equalized, False][1], float_file, example=example, opset=how.opset, metadata=metadata).metadata
     ready = float_file
     if corrected:
         ready = folder / "corrected.onnx"
-        export(found[equalized, True][1], ready, example=example, opset=how.opset, metadata=metadata)
+        write(found[equalized, True][1], ready, example=example, opset=how.opset, metadata=metadata)
     with quiet():
         _quantize_file(ready, int8_file, inputs, how, {})
         if trained:
@@ -337,55 +311,6 @@ def _inputs_in_words(count: int) -> str:
     return f"{count:,} input{'' if count == 1 else 's'}"
 
 
-def _inputs(batches: Batches) -> Tensor:
-    """All calibration inputs as one tensor."""
-    if isinstance(batches, Tensor):
-        parts: Sequence[Any] = [batches]
-    elif isinstance(batches, Iterable) and not isinstance(batches, str | bytes):
-        parts = [part[0] if isinstance(part, list | tuple) and part else part for part in batches]
-    else:
-        parts = [batches]
-    for part in parts:
-        if not isinstance(part, Tensor) or not part.is_floating_point() or part.dim() < 2:
-            raise ValueError(
-                f"quantize: calibrate has {in_words(part)} where a batch of floating-point inputs is expected; give a "
-                "tensor, or batches of a loader."
-            )
-        if part.shape[1:] != parts[0].shape[1:]:
-            raise ValueError(
-                f"quantize: calibrate has inputs of shape {tuple(parts[0].shape[1:])} and of {tuple(part.shape[1:])}; "
-                "bring them to one size."
-            )
-    if not sum(map(len, parts)):
-        raise ValueError("quantize: calibrate has no inputs; give some hundreds like those that the network will see.")
-    inputs = torch.cat([part.detach().to("cpu", torch.float32) for part in parts]).contiguous()
-    if not torch.isfinite(inputs).all():
-        raise ValueError("quantize: calibrate has inputs that are not finite, and ranges can't be read from them.")
-    return inputs
-
-
-def _pairs(test: Labelled, shape: torch.Size) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of inputs of this shape and their classes."""
-    whole = isinstance(test, tuple) and len(test) == 2 and all(isinstance(part, Tensor) for part in test)
-    for pair in [test] if whole else test:
-        if not (isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(part, Tensor) for part in pair)):
-            raise ValueError("quantize: test must be inputs and their classes, as two tensors or in batches of both.")
-        x, labels = pair
-        if len(x) != len(labels) or labels.dim() != 1 or labels.is_floating_point():
-            raise ValueError(
-                f"quantize: test has inputs {tuple(x.shape)} with classes {labels.dtype} {tuple(labels.shape)}; one "
-                "whole number for each input is expected."
-            )
-        if x.shape[1:] != shape:
-            raise ValueError(
-                f"quantize: test has inputs of shape {tuple(x.shape[1:])}, and calibrate of {tuple(shape)}; both are "
-                "for the same network."
-            )
-        if not torch.isfinite(x).all():
-            raise ValueError("quantize: test has inputs that are not finite, and no answer to them is right.")
-        yield from zip(x.detach().to("cpu", torch.float32).split(CHUNK), labels.to("cpu").split(CHUNK), strict=True)
-
-
 def _alike(a: Path, b: Path, x: Tensor) -> bool:
     """Whether two float files are one function, but for rounding."""
     outputs = [run(x.contiguous()) for run in _runs(a, b)]
@@ -394,51 +319,6 @@ def _alike(a: Path, b: Path, x: Tensor) -> bool:
 
 def _runs(*files: Path) -> list[Run]:
     return [onnx_runner(file.read_bytes()) for file in files]
-
-
-def _compare(runs: Sequence[Run], batches: Iterable[tuple[Tensor, Tensor | None]]) -> list[Accuracy]:
-    """The accuracy of each network but the first, which is the float one, beside that of the first."""
-    total = answers = 0  # a network that answers for each pixel has more answers than inputs
-    right, turned, same, noise = [0] * len(runs), [0] * len(runs), [0] * len(runs), [0.0] * len(runs)
-    signal = 0.0
-    labelled = False
-    for x, labels in batches:
-        outputs = [run(x.contiguous()) for run in runs]
-        shape = tuple(outputs[0].shape)
-        if len(shape) < 2 or (labels is not None and len(shape) > 2):
-            raise ValueError(
-                f"quantize: the network's output of shape {shape} is no score for each class"
-                f"{'' if labels is None else ' of each input'}, so that its answers can't be compared; wrap it in a "
-                "module that returns (inputs, classes)."
-            )
-        classes = shape[1]
-        if labels is not None and len(labels) and not 0 <= labels.min() <= labels.max() < classes:
-            raise ValueError(
-                f"quantize: test has classes from {labels.min()} to {labels.max()}, and the network knows {classes}, "
-                f"from 0 to {classes - 1}."
-            )
-        signal += float(outputs[0].double().square().sum())
-        total += len(x)
-        before = outputs[0].argmax(1)
-        answers += before.numel()
-        for i, y in enumerate(outputs):
-            after = y.argmax(1)
-            noise[i] += float((y - outputs[0]).double().square().sum())
-            same[i] += int((after == before).sum())
-            if labels is not None:
-                labelled = True
-                right[i] += int((after == labels).sum())
-                turned[i] += int(((after == labels) != (before == labels)).sum())
-    if not total:
-        raise ValueError("quantize: test has no inputs.")
-    shares = [100 * n / total if labelled else None for n in right]
-    return [
-        Accuracy(
-            inputs=total, before=shares[0], after=shares[i], agreement=100 * same[i] / answers,
-            sqnr=decibel(signal, noise[i]), error=100 * turned[i] ** 0.5 / total,
-        )
-        for i in range(1, len(runs))
-    ]  # fmt: skip
 
 
 # ---------------------------------------------------------------- onnxruntime's part

@@ -21,11 +21,11 @@ from unskip.methods.registry import method_name
 from unskip.methods.spec import NORMS, describe
 from unskip.methods.stack import stacked
 from unskip.surgery.cost import Cost, compare, memory_plan, on_meta
+from unskip.surgery.expose import expose
 from unskip.surgery.memory import MemoryPlan, MemoryPlans
 from unskip.surgery.proof import find_example, in_float64, input_shapes, prove, refuse_training, stored_as
 from unskip.surgery.reading import Reader, find_blocks
 from unskip.surgery.signs import decides, meta_input, nonnegative_inputs
-from unskip.surgery.traced import expose
 from unskip.surgery.tracing import ADDITIONS, trace
 
 

@@ -203,12 +203,12 @@ class Flow:
         """Whether a node adds two tensors that depend on the input."""
         operands = node.args[:2]
         both = len(operands) == 2 and all(isinstance(n, fx.Node) and n in self.sources for n in operands)
-        return _name(node) in ADD and both and all(self._is_tensor(n) for n in operands)  # type: ignore[arg-type]
+        return function_name(node) in ADD and both and all(self._is_tensor(n) for n in operands)  # type: ignore[arg-type]
 
     def _is_tensor(self, node: fx.Node) -> bool:
-        if _name(node) in ("size", "getattr", "dim", "numel", "floordiv"):
-            return _name(node) == "getattr" and _is_view(node)
-        return not (_name(node) == "getitem" and not self._is_tensor(node.args[0]))  # type: ignore[arg-type]
+        if function_name(node) in ("size", "getattr", "dim", "numel", "floordiv"):
+            return function_name(node) == "getattr" and _is_view(node)
+        return not (function_name(node) == "getitem" and not self._is_tensor(node.args[0]))  # type: ignore[arg-type]
 
     def sums(self) -> list[fx.Node]:
         """All additions of two tensors that depend on the input, in order."""
@@ -225,7 +225,7 @@ class Flow:
 
     def _step(self, above: fx.Node, node: fx.Node) -> list[nn.Module]:
         """The modules that compute `node` from `above`, its immediate dominator."""
-        name, others = _name(node), [a for a in node.args[1:] if isinstance(a, fx.Node)]
+        name, others = function_name(node), [a for a in node.args[1:] if isinstance(a, fx.Node)]
         one = self.sources[node] == [above] and node.all_input_nodes.count(above) == 1
         if not one:
             return [self._region(above, node)]
@@ -256,7 +256,7 @@ class Flow:
 
     def _constant(self, above: fx.Node, node: fx.Node) -> nn.Module | None:
         """A `Scale` or `Shift` by a number or a parameter; None for any other operand."""
-        name = _name(node)
+        name = function_name(node)
         first = node.args[0] is above
         other = node.args[1] if first else node.args[0]
         inverse, minus = name in ("div", "truediv", "itruediv", "divide"), name in ("sub", "isub")
@@ -268,7 +268,7 @@ class Flow:
         if isinstance(other, fx.Node) and not (inverse or minus):
             root = other
             while root.op != "get_attr":
-                if _name(root) not in RESHAPES or len(root.all_input_nodes) != 1:
+                if function_name(root) not in RESHAPES or len(root.all_input_nodes) != 1:
                     return None
                 (root,) = root.all_input_nodes
             value = operator.attrgetter(str(root.target))(self.module)
@@ -298,7 +298,7 @@ class Flow:
             if self.is_sum(node):
                 raise Unsupported(f"its branch adds tensors itself{_at(self.line(node))}")
         called = [self.module.get_submodule(str(n.target)) for n in inside if n.op == "call_module"]
-        names = {_name(n) for n in inside} | {type(module).__name__ for module in called}
+        names = {function_name(n) for n in inside} | {type(module).__name__ for module in called}
         region = self.cut_out(start, end)
         region.meta = {"line": self.line(end), "attention": bool(names & ATTENTION)}
         return region
@@ -307,7 +307,7 @@ class Flow:
         """A module that computes `end` from `start`."""
         graph = fx.Graph()
         graph.output(self._copy_into(graph, {start: graph.placeholder("x")}, end))
-        return fx.GraphModule(self.module, graph, _name(end) or "Part").train(self.module.training)
+        return fx.GraphModule(self.module, graph, function_name(end) or "Part").train(self.module.training)
 
     def between(self, start: fx.Node, end: fx.Node) -> set[fx.Node]:
         """The nodes on all ways from `start` to `end`, with `end` and without `start`."""
@@ -327,7 +327,7 @@ class Flow:
         """The branch and the shortcut of an addition, from the fork on."""
         fork = self.above[node]
         sides = [self.path(fork, n) for n in node.args[:2]]  # type: ignore[arg-type]
-        if _name(node) in ("sub", "isub"):
+        if function_name(node) in ("sub", "isub"):
             sides[1].append(Scale(-1.0))
         alpha = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
         if alpha != 1:
@@ -366,7 +366,7 @@ def _defaults(module: nn.Module) -> dict[str, Any]:
     return {p.name: p.default for p in other_arguments(module) if p.default is not p.empty}
 
 
-def _name(node: fx.Node) -> str:
+def function_name(node: fx.Node) -> str:
     """The name of the function or method that a node calls, without the underscore of in-place variants."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     return name.strip("_") if node.op in ("call_function", "call_method") else ""
@@ -382,9 +382,9 @@ def _works_in_place(node: fx.Node) -> bool:
 
 
 def _is_view(node: fx.Node) -> bool:
-    if _name(node) == "getattr":
+    if function_name(node) == "getattr":
         return node.args[1] in ("data", "T", "mT", "H", "mH", "real", "imag")
-    return _name(node) in VIEWS
+    return function_name(node) in VIEWS
 
 
 def _weight(side: list[nn.Module]) -> tuple[int, ...]:
@@ -660,130 +660,3 @@ def _shapes(spec: BlockSpec) -> Iterator[tuple[int, ...]]:
             yield from ((width, 4, 6, 8), (width, 3, 5, 7))
         yield from ((width, 8, 6), (width, 5, 7), (width, 4, 10), (8, 6, width), (width,), (6, width))
         yield from ((other, width) for other in dict.fromkeys(sizes))
-
-
-# Forwards that hold several blocks
-
-
-def expose(model: nn.Module) -> nn.Module:
-    """The model with each residual connection inside a larger forward turned into a module, a `Residual`.
-
-    It is changed in place. A module whose forward is rewritten becomes an fx.GraphModule with the same children. What
-    can't be read stays as it is.
-    """
-    from unskip.surgery.reading import find_blocks, reader_of
-
-    def visit(module: nn.Module) -> nn.Module:
-        if reader_of(module) is not None or getattr(module, "skip_free", False) or is_layer(module):
-            return module
-        for name, child in module._modules.items():
-            if child is not None:
-                module._modules[name] = visit(child)
-        ours = type(module).__module__.startswith("unskip.models.")  # whose forward adds nothing outside of blocks
-        if ours or not adds(module) or altered(module):
-            return module
-        try:
-            flow = Flow(module)
-            sums = flow.sums()
-        except Unsupported:
-            return module
-        found = flow.whole() if sums else None
-        if not sums or (found is not None and not any(True for c in module.children() for _ in find_blocks(c))):
-            return module
-        return _rewritten(module, flow, sums)
-
-    return visit(model)
-
-
-def _same_in_all_modes(flow: Flow) -> bool:
-    """Whether a forward runs the same functions in training mode, and with gradients and without; dropouts aside."""
-    for training in (False, True):
-        for grad in (False, True):
-            with torch.set_grad_enabled(grad):
-                try:
-                    other = Flow(flow.module, training=training)
-                except Unsupported:
-                    return False
-            if _calls(other, training) != _calls(flow, False):
-                return False
-    return True
-
-
-def _calls(flow: Flow, training: bool) -> list[tuple[str, ...]]:
-    """The nodes of a graph as text, without the argument by which a dropout follows the mode."""
-    calls: list[tuple[str, ...]] = []
-    for node in flow.graph.nodes:
-        kwargs = dict(node.kwargs)
-        if _name(node).startswith("dropout") and kwargs.get("training") is training:
-            del kwargs["training"]
-        calls.append((node.op, str(node.target), str(node.args), str(kwargs)))
-    return calls
-
-
-def _rewritten(module: nn.Module, flow: Flow, sums: list[fx.Node]) -> nn.Module:
-    """A module with the residual connections of its own forward as submodules.
-
-    The module itself where the graph is not all that its forward does: in training, or by a write to memory.
-    """
-    if flow.reads_overwritten() or not _same_in_all_modes(flow):
-        return module
-    found = [part for node in sums if (part := _inner(module, flow, node)) is not None]
-    if not found:
-        return module
-    inner = set().union(*(flow.between(fork, end) for fork, end, _ in found))
-    # A trace has fixed the mode of these functions.
-    dropouts = [n for n in flow.sources if _name(n).startswith("dropout") and n not in inner]
-    modules = [flow.path(flow.above[n], n)[0] for n in dropouts]
-    for fork, end, residual in found:
-        inside = flow.between(fork, end)
-        called = [str(n.target) for n in inside if n.op == "call_module"]
-        others = [n.target for n in flow.graph.nodes if n.op == "call_module" and n not in inside]
-        single = len(called) == 1 and called[0] not in others
-        _substitute(module, flow.graph, end, called[0] if single else f"residual_{end.name}", residual, fork)
-    for node, dropout in zip(dropouts, modules, strict=True):
-        _substitute(module, flow.graph, node, node.name, dropout, flow.above[node])
-    rewritten = fx.GraphModule(module, flow.graph, type(module).__name__)
-    rewritten.graph.eliminate_dead_code()
-    rewritten.recompile()
-    rewritten.delete_all_unused_submodules()
-    for name, value in vars(module).items():
-        if name not in vars(rewritten):
-            setattr(rewritten, name, value)
-    return rewritten.train(module.training)
-
-
-def _substitute(module: nn.Module, graph: fx.Graph, node: fx.Node, path: str, new: nn.Module, source: fx.Node) -> None:
-    """Replaces a node by a call of `new`, registered at `path`, on the output of `source`."""
-    (source,) = source.meta.get("moved", (source,))
-    module.set_submodule(path, new.train(module.training))
-    with graph.inserting_after(node):
-        call = graph.call_module(path, (source,))
-    node.replace_all_uses_with(call)
-    node.meta["moved"] = (call,)
-
-
-def _inner(module: nn.Module, flow: Flow, node: fx.Node) -> tuple[fx.Node, fx.Node, Residual] | None:
-    """An addition of a forward as a block of its own, with the nodes that it begins behind and ends at; proved."""
-    from unskip.surgery.reading import find_blocks
-
-    fork, end, behind = flow.above[node], node, []
-    users = [*end.users]
-    if len(users) == 1 and flow.sources.get(users[0]) == [end]:
-        step = flow.path(end, users[0])
-        if len(step) == 1 and is_activation(step[0]):
-            behind, end = step, users[0]
-    inside = flow.between(fork, end)
-    if any(user not in inside and user.users for n in inside if n is not end for user in n.users):
-        return None
-    try:
-        branch, shortcut = flow.residual(node)
-        if any(True for part in branch for _ in find_blocks(part)):
-            return None
-        spec = assemble("", [], branch, shortcut, behind)
-        residual = residual_of(spec)
-        if not any(t.is_meta for t in module.parameters()):
-            pair = copy.deepcopy(nn.ModuleList([flow.cut_out(fork, end), residual])).to("cpu", torch.float64)
-            compare(pair[0].eval(), pair[1].eval(), spec, flow.line(node))
-    except Unsupported:
-        return None
-    return fork, end, residual

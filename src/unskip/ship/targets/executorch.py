@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from unskip._core.errors import reason
 from unskip._core.files import write_atomically
-from unskip.ship.export import quiet, traced
 from unskip.ship.targets.target import ExportedFor, Job, Target
+from unskip.ship.writing import quiet, traced
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

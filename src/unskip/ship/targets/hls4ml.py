@@ -23,9 +23,9 @@ from torch import Tensor, fx, nn
 
 from unskip._core.errors import reason
 from unskip._core.files import explained
-from unskip.ship.export import Run, quiet
 from unskip.ship.targets.layers import ADDITIONS, named_layers
 from unskip.ship.targets.target import ExportedFor, Job, Target, refuse
+from unskip.ship.writing import Run, quiet
 from unskip.surgery.verify import difference
 
 KNOWN = (

@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 
 from unskip._core.errors import reason
-from unskip.ship.export import INPUT, OUTPUT, Run
 from unskip.ship.targets.target import ExportedFor, Job, Target, importable
+from unskip.ship.writing import INPUT, OUTPUT, Run
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

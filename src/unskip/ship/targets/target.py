@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from unskip._core.files import check_free, write_atomically
-from unskip.ship.export import (
+from unskip.ship.targets.layers import as_layers
+from unskip.ship.writing import (
     OPSET,
     Exported,
     References,
@@ -29,7 +30,6 @@ from unskip.ship.export import (
     stored_weights,
     traced,
 )  # fmt: skip
-from unskip.ship.targets.layers import as_layers
 
 IR_VERSION = 10  # of ONNX, 2024: a higher one is refused by older runtimes
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from unskip._core.errors import reason
 from unskip._core.files import write_atomically
-from unskip.ship.export import Run, quiet
-from unskip.ship.int8 import LIMIT, Accuracy, Batches, Labelled, _compare, _inputs, _pairs
+from unskip.ship.accuracy import LIMIT, Accuracy, Batches, Labelled, compare, gather_inputs, labelled_pairs
 from unskip.ship.targets.target import ExportedFor, Job, Target, one_by_one
+from unskip.ship.writing import Run, quiet
 
 SIGNATURE = "serving_default"
 
@@ -74,13 +74,13 @@ class Tflite(Target):
             note = f"The input is {_shape(job.one)} in float32."
             write_atomically(job.path, lambda file: file.write(data), command="export")
             return job.result(**facts, bytes=len(data), notes=(note,))
-        inputs = _inputs(self.calibrate)
+        inputs = gather_inputs(self.calibrate)
         with quiet(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             int8 = _quantized(data, inputs)
         pairs: Iterable[tuple[Tensor, Tensor | None]] = (
-            ((x, None) for x in inputs.split(64)) if self.test is None else _pairs(self.test, inputs.shape[1:])
+            ((x, None) for x in inputs.split(64)) if self.test is None else labelled_pairs(self.test, inputs.shape[1:])
         )
-        (accuracy,) = _compare([one_by_one(runner(each)) for each in (data, int8)], pairs)
+        (accuracy,) = compare([one_by_one(runner(each)) for each in (data, int8)], pairs)
         if accuracy.exceeds(self.limit):
             raise ValueError(
                 f"export: INT8 loses {accuracy.loss:.2f} points of accuracy (without classes: percent of the answers), "

@@ -1,4 +1,4 @@
-"""Reader of the blocks that `unskip.surgery.traced.expose` cuts out of larger forwards."""
+"""Reader of the blocks that `unskip.surgery.expose` cuts out of larger forwards."""
 
 from torch import nn
 
