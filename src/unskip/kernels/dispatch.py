@@ -38,7 +38,7 @@ def differentiates_backwards() -> bool:
 def exporting() -> bool:
     """Whether a model is being exported; exported programs hold PyTorch's own operations only."""
     # The flag, which PyTorch 2.6 does not have: where torch.compile traces, some versions call that exporting too.
-    return getattr(torch.compiler, "_is_exporting_flag", False) or torch.jit.is_tracing()
+    return getattr(torch.compiler, "_is_exporting_flag", False) or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
 def may_fuse_layers() -> bool:
