@@ -452,7 +452,7 @@ def test_every_name_is_folded_or_refused_for_its_skips(name: str) -> None:
     options = {"img_size": 64} if entry.family == "swin" else {"img_size": 32} if entry.family == "vit" else {}
     torch.manual_seed(0)
     network = trained(unskip.create_model(name, **options))
-    if skips_left(network) == "all":
+    if skips_left(network) == "all" or "block" in skips_left(network):
         with pytest.raises(ValueError, match=r"fold: '\S+' .*keeps its skip connection"):
             unskip.fold(network)
         return

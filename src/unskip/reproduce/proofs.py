@@ -218,9 +218,9 @@ def keras_mobilenet_v2(folder: Path) -> nn.Module:
     try:
         listed = re.findall(
             r'{name:"([^"]+)",shape:\[([\d,]*)\],dtype:"float32",quantization:{min:([^,]+),scale:([^,]+),dtype:"uint8"}}',
-            (folder / "model.min.js").read_text(),
+            (folder / "model.min.js").read_text(encoding="utf-8"),
         )
-        text = (folder / "group1-shard1of1.min.js").read_text()
+        text = (folder / "group1-shard1of1.min.js").read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(
             f"reproduce: --nsfwjs {folder} holds no {Path(error.filename).name}. `npm pack nsfwjs@4.3.0` fetches the "

@@ -27,15 +27,13 @@ class FakeQuantized(nn.Module):
     The weight's scale follows the weight; the input's range is fixed, and stays with the layer in a network file.
     """
 
-    levels = 255  # of the input, less one
-
     def __init__(
         self, layer: nn.Conv2d | nn.Linear, low: float, high: float, bits: int, activation_bits: int = 8
     ) -> None:
         super().__init__()
         low, high = min(low, 0.0), max(high, 0.0)  # zero, which pads, must be one of the numbers
         self.layer = layer
-        self.levels = 2**activation_bits - 1
+        self.levels = 2**activation_bits - 1  # of the input, less one
         self.scale = (high - low) / self.levels or 1.0
         self.zero_point = round(-low / self.scale)
         self.bits = bits
