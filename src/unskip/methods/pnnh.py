@@ -497,8 +497,11 @@ def _name_head_norm(block: nn.Module, keys: Any) -> None:
 
 
 def check_hidden(hidden: object) -> dict[int, int] | float:
-    """The option `hidden`, checked: a number, or widths of learners by widths of blocks (text in TOML and JSON)."""
-    if isinstance(hidden, int | float) and not isinstance(hidden, bool) and 0 < hidden < math.inf:
+    """The option `hidden`, checked: a multiple of the block's width as a float, or the learner's width by the block's.
+
+    Keys of a mapping are text in TOML and JSON.
+    """
+    if isinstance(hidden, float) and 0 < hidden < math.inf:  # an int may be meant as channels
         return hidden
     try:
         widths = {int(width): int(value) for width, value in hidden.items()}  # type: ignore[attr-defined]
@@ -508,7 +511,7 @@ def check_hidden(hidden: object) -> dict[int, int] | float:
         pass
     raise ValueError(
         f"pnnh: hidden={hidden!r} must give the learner's width for each width of a block, for instance "
-        "{48: 8, 96: 12, 192: 19}, or be a multiple of it, such as 2.5."
+        "{48: 8, 96: 12, 192: 19}, or a multiple of the block's width as a float, such as 2.5."
     )
 
 
