@@ -67,11 +67,11 @@ def test_a_residual_network_of_option_a_is_right_too(tmp_path: Path) -> None:
 
 
 def test_int8_that_loses_more_than_the_limit_is_refused(tmp_path: Path) -> None:
-    images = torch.randn(64, 3, 8, 8)
+    images = torch.randn(2000, 3, 8, 8)  # of a loss on few inputs nobody can say that it is one
     network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)).eval()
     with torch.no_grad():
         network[0].weight[0, 0, 0, 0] = 1e3  # one channel takes all the range of the activations
-    target = Tflite(calibrate=images, test=(images, network(images).argmax(1)), limit=0)
+    target = Tflite(calibrate=images[:64], test=(images, network(images).argmax(1)), limit=0)
     with pytest.raises(ValueError, match=r"INT8 loses [\d.]+ points"):
         unskip.export(network, tmp_path / "net.tflite", example=images[:2], target=target)
     assert not list(tmp_path.iterdir())
