@@ -200,6 +200,17 @@ def test_what_can_not_be_read_is_refused_with_its_line(forward: Callable[[Parts,
         unskip.plainify(network_of(forward), method)
 
 
+class WithGain(Parts):
+    def forward(self, x: Tensor, gain: float = 1.0) -> Tensor:
+        return F.relu(x + gain * self.branch(x))
+
+
+@pytest.mark.parametrize("method", ["plain", "pnnh", "rm"])
+def test_other_arguments_of_a_block_are_named(method: str) -> None:
+    with pytest.raises(ValueError, match=r"takes other arguments than its input \(gain\), and a block has one input"):
+        unskip.plainify(nn.Sequential(WithGain()).eval(), method)
+
+
 class VideoBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()

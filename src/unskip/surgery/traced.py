@@ -139,7 +139,8 @@ class Flow:
                 kept.update(was)
         placeholders = [n for n in self.graph.nodes if n.op == "placeholder" and n.target not in defaults]
         if len(placeholders) != 1:
-            raise Unsupported(f"its forward takes {len(placeholders)} inputs, and a block has one")
+            others = ", ".join(p.name for p in other_arguments(module)) or "none"
+            raise Unsupported(f"its forward takes other arguments than its input ({others}), and a block has one input")
         if changed:
             raise Unsupported(f"its forward changes its attribute {changed[0]!r}")
         if constants:
