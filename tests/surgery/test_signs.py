@@ -119,7 +119,10 @@ def test_what_a_forward_keeps_while_it_is_followed_is_taken_back() -> None:
     network = Reads(count)
     network.register_buffer("batches", torch.zeros(()))
     said = decides(network)
-    assert not said or "cannot assign" in said  # PyTorch 2.6 takes no symbol as a buffer, so it is refused
+    if torch.__version__.startswith("2.6."):  # takes no symbol as a buffer, so it is refused
+        assert "cannot assign" in said
+    else:
+        assert said == ""
     assert torch.equal(network.batches, torch.zeros(()))
 
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unskip.ship.accuracy import CHUNK
 from unskip.ship.fake_quant import fake_quantized
 from unskip.ship.fold import fold
 from unskip.surgery.readers.transformer import SkipFreeBlock
 
-CHUNK = 64  # inputs that run at once
 W8 = ((8, 8), (8, 6))  # bits of weights and of what layers read
 
 
